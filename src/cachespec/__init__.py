@@ -1,0 +1,1 @@
+"""cachespec: one async client for hosted and local language models."""

@@ -1,0 +1,111 @@
+"""The contract of a backend: something that can answer a request, hosted or local.
+
+A backend speaks to the world and decides nothing: it says what it can do (`check`), counts (`estimate`), shows the exact
+bytes it would send (`wire`), and opens attempts (`open`). It is used by many tasks at once. `cachespec.testing` has the
+contract tests that every backend passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from cachespec.decision import Belief, Latency, Plan, Reason, Speculation, TokenEstimate
+from cachespec.events import Event
+from cachespec.pricing import Rates
+from cachespec.prompt import Prompt
+from cachespec.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can honour. `parameters` are `Request` field names it takes (``temperature``, ``seed``...)."""
+
+    parameters: frozenset[str]
+    tools: bool = True
+    images: bool = False
+    json_mode: bool = True
+    json_schema: bool = True
+    context: int | None = None
+    max_output: int | None = None
+    local: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """Exactly what would be sent: `body` is the text of the request body. Headers with secrets are never here."""
+
+    url: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A backend's view of a prompt, without I/O: tokens, what is cached, how long it takes, what it would draft."""
+
+    tokens: TokenEstimate
+    belief: Belief
+    latency: Latency
+    speculation: Speculation | None = None
+
+
+class Attempt(Protocol):
+    """One running call. One task uses it; `aclose` may be called at any moment, also twice, also under cancellation."""
+
+    async def read(self) -> Sequence[Event]:
+        """Wait for and return the next events, in order; empty exactly when the stream ended.
+
+        Everything that is already there comes in one batch, and nothing is read ahead beyond it, so a slow caller slows
+        the producer (contract S7). `Finished` is sent iff the protocol's terminal event arrived; what follows it on the
+        wire (usage) may follow it here. A batch never holds `Retrying`.
+
+        Raises: `BackendError` subclasses, already mapped. A clean end without `Finished` raises nothing: the stream
+        decides what that means.
+        """
+
+    async def aclose(self) -> None:
+        """Stop the upstream and free what the attempt holds: within 100 ms, without waiting for the upstream."""
+
+
+class Backend(Protocol):
+    """See the module's docstring. `name` is the name in the configuration, `model` what is asked of the vendor."""
+
+    name: str
+    model: str
+    provider: str | None
+    rates: Rates | None
+    capabilities: Capabilities
+
+    async def start(self) -> None:
+        """Load what has to be loaded (a local model). Called once, before any `open`. Raises ConfigError and the like."""
+
+    def check(self, request: Request) -> Sequence[Reason]:
+        """Why this backend cannot honour the request (empty: it can). Pure; no I/O."""
+
+    def estimate(self, prompt: Prompt) -> Estimate:
+        """Tokens, belief and latency for this prompt. Pure with respect to the outside; no I/O."""
+
+    def wire(self, request: Request, plan: Plan) -> Wire | None:
+        """What `open` would send for the same arguments, byte for byte; None for a local backend."""
+
+    async def open(self, request: Request, plan: Plan, *, timeout: float | None) -> Attempt:
+        """Start an attempt; return when the backend accepted it (HTTP: status 200 and headers; local: queued).
+
+        `timeout` is what is left of the deadline, in seconds. Raises mapped `BackendError`s; never retries by itself.
+        Cancellation leaves nothing behind.
+        """
+
+    async def aclose(self) -> None:
+        """Release connections, threads and memory. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendInfo:
+    """For `doctor`: whether a backend could start, and why not. `level` is what to do about it."""
+
+    name: str
+    ok: bool
+    detail: str
+    level: Literal["ok", "missing", "error"] = "ok"
+    facts: Mapping[str, Any] = field(default_factory=dict)

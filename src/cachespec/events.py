@@ -1,0 +1,167 @@
+"""What a stream yields, and what it ends with.
+
+Events up to `Retrying` are public: iterating a `ResponseStream` yields them. `ReasoningFinished`, `ResponseStarted` and
+`Finished` are what a backend tells the stream besides; `ResponseStarted` is yielded too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from cachespec.messages import Message, ReasoningPart, ToolCallPart
+from cachespec.usage import Usage, money_text
+
+if TYPE_CHECKING:
+    from cachespec.decision import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More text of the answer. `index` tells the text blocks of one answer apart (0 where a protocol has one)."""
+
+    text: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More reasoning text (a summary where the vendor shows only that)."""
+
+    text: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of a tool call: `arguments` is the next piece of its JSON text, byte for byte.
+
+    From a backend `id` and `name` may be empty where the wire left them out; the stream fills them in, and starts a
+    new call when a new id appears on an index already in use.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftVerified:
+    """One speculative step of a local engine: tokens proposed, tokens accepted, and why that many were proposed."""
+
+    drafter: str | None
+    drafted: int
+    accepted: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReported:
+    """The backend's own count, complete as far as it is known now; a later one replaces it."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrying:
+    """An attempt failed before any content; the next one starts on `next_backend` after `delay_s` seconds."""
+
+    attempt: int
+    backend: str
+    error: Exception
+    next_backend: str
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseStarted:
+    """The backend took the request: its id, the model that answers (as the vendor names it), and billing facts.
+
+    `billing` holds what the price depends on beside the usage, e.g. ``{"service_tier": "flex"}`` (of the *response*).
+    """
+
+    request_id: str | None = None
+    model: str | None = None
+    billing: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFinished:
+    """A reasoning block is complete: the part with its raw vendor object, to be replayed verbatim."""
+
+    index: int
+    part: ReasoningPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The protocol's terminal event arrived.
+
+    `reason` is ``stop``, ``length``, ``tool_calls``, ``content_filter`` or ``pause``, else the vendor's own word.
+    `busy_s` is the seconds a local engine spent on this request (None for hosted ones).
+    """
+
+    reason: str
+    busy_s: float | None = None
+    warnings: tuple[str, ...] = ()
+
+
+Event: TypeAlias = (
+    TextDelta
+    | ReasoningDelta
+    | ToolCallDelta
+    | DraftVerified
+    | UsageReported
+    | Retrying
+    | ResponseStarted
+    | ReasoningFinished
+    | Finished
+)
+CONTENT_EVENTS = (TextDelta, ReasoningDelta, ToolCallDelta)
+"""The first of these commits an attempt: after it there is no retry and no fallback (contract S3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished answer. Costs are USD; times are milliseconds since the stream was entered.
+
+    `usage` is None when the backend reported none; `cost` is then the ledger's estimate and `estimated` True. `cost` is
+    None when the price is not known. `message` can be appended to `messages` as it is.
+    """
+
+    text: str
+    message: Message
+    tool_calls: tuple[ToolCallPart, ...]
+    parsed: Any
+    finish_reason: str | None
+    usage: Usage | None
+    cost: Decimal | None
+    estimated: bool
+    backend: str
+    model: str
+    request_id: str | None
+    ttft_ms: float | None
+    total_ms: float
+    decision: Decision
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form that ``cachespec complete --json`` prints."""
+        return {
+            "text": self.text,
+            "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in self.tool_calls],
+            "finish_reason": self.finish_reason,
+            "usage": None if self.usage is None else self.usage.to_dict(),
+            "cost": money_text(self.cost),
+            "estimated": self.estimated,
+            "backend": self.backend,
+            "model": self.model,
+            "request_id": self.request_id,
+            "ttft_ms": self.ttft_ms,
+            "total_ms": self.total_ms,
+            "decision": self.decision.to_dict(),
+            "warnings": list(self.warnings),
+        }

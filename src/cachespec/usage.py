@@ -1,0 +1,100 @@
+"""Token usage in disjoint buckets, and cost.
+
+Vendors count differently (Anthropic's and Bedrock's input excludes cache tokens, everyone else's includes them). Each
+shape is converted once, in `usage_shapes.py`; everything else in the package sees only `Usage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from cachespec.errors import InputError
+
+WRITE_TTLS = ("5m", "30m", "1h", "12h", "kv", "unspecified")
+
+
+def money_text(amount: Decimal | None) -> str | None:
+    """USD as a plain decimal string without exponent or trailing zeros; None stays None."""
+    if amount is None:
+        return None
+    text = format(amount, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one request. The three input buckets are disjoint: uncached + cache_read + writes = `input_tokens`.
+
+    Attributes:
+        uncached: input tokens neither read from nor written to a cache. When the vendor did not say how many were
+            cached, all of its input total is here, and `cache_read` is None.
+        cache_read: input tokens read from a cache (local engine: reused KV); None when not reported.
+        cache_write: input tokens newly cached, by lifetime (`WRITE_TTLS`); None when the vendor does not report writes,
+            empty when there were none. A local engine reports what it newly keeps as ``"kv"``.
+        output: tokens generated, `reasoning` included.
+        reasoning: the part of `output` spent on reasoning; None when not reported.
+        drafted, accepted: tokens proposed by a drafter, and how many of them the target agreed with.
+
+    A count that nobody reported is None, never 0.
+    """
+
+    uncached: int | None
+    cache_read: int | None
+    cache_write: Mapping[str, int] | None
+    output: int | None
+    reasoning: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("uncached", "cache_read", "output", "reasoning", "drafted", "accepted"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise InputError(f"must be a count of tokens or None, not {value!r}", field=name)
+        for ttl, count in (self.cache_write or {}).items():
+            if ttl not in WRITE_TTLS:
+                raise InputError(f"unknown lifetime {ttl!r}; known: {', '.join(WRITE_TTLS)}", field="cache_write")
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise InputError(f"must be a count of tokens, not {count!r}", field=f"cache_write.{ttl}")
+
+    @property
+    def written(self) -> int | None:
+        """All cache writes, whatever their lifetime."""
+        return None if self.cache_write is None else sum(self.cache_write.values())
+
+    @property
+    def input_tokens(self) -> int | None:
+        """Everything the vendor bills as input: uncached + cache_read + writes; None when nothing was reported."""
+        if self.uncached is None:
+            return None
+        return self.uncached + (self.cache_read or 0) + (self.written or 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form used by every command."""
+        return {
+            "input_tokens": self.input_tokens,
+            "uncached": self.uncached,
+            "cache_read": self.cache_read,
+            "cache_write": None if self.cache_write is None else dict(self.cache_write),
+            "output": self.output,
+            "reasoning": self.reasoning,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a request cost, or would cost. `amount` is USD, exact; None when the price is not known.
+
+    `estimated` is True when part of it rests on an assumption (a write of unspecified lifetime, usage that never came).
+    `source` and `price_date` say whose price it is and from when (ISO date).
+    """
+
+    amount: Decimal | None
+    estimated: bool
+    source: str | None
+    price_date: str | None
