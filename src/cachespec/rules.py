@@ -1,10 +1,18 @@
-"""What a configuration says about money and about who may answer what: frozen values that policies and client read."""
+"""What a configuration says about money, about who may answer what, and about patience.
+
+Frozen values that policies and client read. They check themselves, so that values from a file and values made in code
+obey the same law; a wrong one is an `InputError` that names the field.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, TypeAlias
+from zoneinfo import ZoneInfo
+
+from cachespec.durations import Duration
+from cachespec.errors import InputError
 
 BudgetScope: TypeAlias = Literal["request", "session", "tenant", "tag", "alias", "overall"]
 BudgetPeriod: TypeAlias = Literal["minute", "hour", "day", "week", "month", "total"]
@@ -27,35 +35,53 @@ class BudgetRule:
     key: str | None = None
     timezone: str = "UTC"
 
+    def __post_init__(self) -> None:
+        if not self.limit.is_finite() or self.limit < 0:
+            raise InputError("must be an amount of USD, 0 or more", field="limit")
+        if self.scope == "request" and self.per != "total":
+            raise InputError("a budget for each request has no window: leave `per` out, or choose another scope", field="per")
+        if self.key is not None and self.scope in ("request", "overall"):
+            raise InputError(f"a budget of scope {self.scope!r} has no key", field="key")
+        try:
+            ZoneInfo(self.timezone)
+        except (KeyError, ValueError, OSError):  # not found; absolute or odd paths; a directory of zones
+            raise InputError(f"no time zone is called {self.timezone!r}", field="timezone") from None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleCondition:
-    """When a rule applies: every given field must match. Within a field one match is enough, but all `tags` must be there.
+    """When a rule applies: every given field must match. All of `tags` must be there; of the others one is enough.
 
-    `models` are aliases or backends as the request names them; `tools` is whether the request offers any.
+    `model` holds aliases or backends as a request names them; `tools` is whether the request offers any.
     """
 
     tags: frozenset[str] = frozenset()
-    tenants: frozenset[str] = frozenset()
-    models: frozenset[str] = frozenset()
+    tenant: frozenset[str] = frozenset()
+    model: frozenset[str] = frozenset()
     tools: bool | None = None
 
     def matches(self, *, tags: frozenset[str], tenant: str | None, model: str | None, tools: bool) -> bool:
         return (
             self.tags <= tags
-            and (not self.tenants or tenant in self.tenants)
-            and (not self.models or model in self.models)
+            and (not self.tenant or tenant in self.tenant)
+            and (not self.model or model in self.model)
             and (self.tools is None or self.tools == tools)
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Which backends may answer when `when` holds: none but `only`, and none of `exclude`."""
+    """Which backends may answer when `when` holds (always, if it is empty): none but `only`, and none of `exclude`."""
 
-    when: RuleCondition
+    when: RuleCondition = RuleCondition()
     only: frozenset[str] | None = None
     exclude: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.only is None and not self.exclude:
+            raise InputError("a rule needs `only` or `exclude`, a list of backends")
+        if self.only is not None and not self.only - self.exclude:
+            raise InputError("this rule leaves no backend", field="only")
 
     def allows(self, backend: str) -> bool:
         return (self.only is None or backend in self.only) and backend not in self.exclude
@@ -65,10 +91,14 @@ class Rule:
 class RetryRule:
     """How often and how patiently an answer is tried for, over all backends together and before any content.
 
-    `attempts` counts the first one. The wait before attempt n is random up to `first_delay_s` x 2^(n-2), at most
-    `max_delay_s`; a server's ``Retry-After`` is honoured where it is longer and fits the deadline.
+    `attempts` counts the first one. The wait before attempt n is random up to `first_delay` x 2^(n-2) seconds, at most
+    `max_delay`; a server's ``Retry-After`` is honoured where it is longer and fits the deadline.
     """
 
     attempts: int = 4
-    first_delay_s: float = 0.5
-    max_delay_s: float = 8.0
+    first_delay: Duration = 0.5
+    max_delay: Duration = 8.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise InputError("must be 1 or more; 1 means no retry", field="attempts")
