@@ -11,7 +11,6 @@ from decimal import Decimal
 from typing import Literal, TypeAlias
 from zoneinfo import ZoneInfo
 
-from cachespec.durations import Duration
 from cachespec.errors import InputError
 
 BudgetScope: TypeAlias = Literal["request", "session", "tenant", "tag", "alias", "overall"]
@@ -91,14 +90,17 @@ class Rule:
 class RetryRule:
     """How often and how patiently an answer is tried for, over all backends together and before any content.
 
-    `attempts` counts the first one. The wait before attempt n is random up to `first_delay` x 2^(n-2) seconds, at most
-    `max_delay`; a server's ``Retry-After`` is honoured where it is longer and fits the deadline.
+    `attempts` counts the first one. The wait before attempt n is random up to `first_delay_s` x 2^(n-2) seconds, at most
+    `max_delay_s`; a server's ``Retry-After`` is honoured where it is longer and fits the deadline.
     """
 
     attempts: int = 4
-    first_delay: Duration = 0.5
-    max_delay: Duration = 8.0
+    first_delay_s: float = 0.5
+    max_delay_s: float = 8.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise InputError("must be 1 or more; 1 means no retry", field="attempts")
+        for name in ("first_delay_s", "max_delay_s"):
+            if not getattr(self, name) >= 0:
+                raise InputError("must be 0 or more seconds", field=name)
