@@ -1,0 +1,420 @@
+"""Values of a file against annotations of code: one mechanism for the config's own tables and for plug-in options.
+
+A table is described by a signature (a function, a class, a frozen dataclass): its keyword arguments are the keys, its
+annotations the types, its defaults what may be left out. So a plug-in's author writes a constructor and nothing else.
+
+How annotations read values: `Decimal` is money and wants text; `Duration` takes ``"800ms"`` or seconds; `EnvRef` and, where
+no table is expected, `str` take ``{ env = "NAME" }``; a set takes a list or a single item; a parameter whose type no file
+can express (an HTTP client, say) cannot be set from one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from decimal import Decimal, InvalidOperation
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+
+from cachespec.durations import parse_duration
+from cachespec.errors import CachespecError, ConfigError, InputError, UnknownPluginError
+
+Where: TypeAlias = tuple[str | int, ...]
+PositiveInt: TypeAlias = Annotated[int, "positive"]
+SECRETS = ("api_key", "secret", "password", "token")
+_COLLECTIONS: Mapping[Any, Callable[[Iterable[Any]], Any]] = types.MappingProxyType(
+    {list: list, tuple: tuple, Sequence: tuple, Iterable: tuple, set: frozenset, frozenset: frozenset}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvRef:
+    """A value that stands in an environment variable, so that no file holds a secret."""
+
+    env: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One keyword argument of a factory. `annotation` is `Unexpressible` where it cannot be resolved."""
+
+    name: str
+    annotation: Any
+    required: bool
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class PluginOf:
+    """``Annotated[..., PluginOf("routing")]``: a table whose `use` names a plug-in of that family."""
+
+    family: str
+
+
+class Unexpressible:
+    """Stands for a type that no file can express."""
+
+
+class Problem(Exception):
+    """What is wrong, and where in the tree; `more` are further ones found in the same pass."""
+
+    def __init__(self, where: Where, message: str, *, hint: str | None = None, unknown_plugin: bool = False) -> None:
+        super().__init__(message)
+        self.where, self.message, self.hint, self.unknown_plugin = where, message, hint, unknown_plugin
+        self.more: list[Problem] = []
+
+    def error(self, path: str | None = None, line: int | None = None) -> ConfigError | UnknownPluginError:
+        error = ConfigError(self.message, path=path, line=line, key=dotted(self.where) or None, hint=self.hint)
+        return UnknownPluginError(str(error)) if self.unknown_plugin else error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What reading needs besides: what to make of a plug-in's table, and the environment to take references from.
+
+    Without `environ` a reference stays an `EnvRef`: nothing secret is read to check a file.
+    """
+
+    plugin: Callable[[str, Mapping[str, Any], Where], Any] | None = None
+    environ: Mapping[str, str] | None = None
+
+
+_PLAIN = Context()
+
+
+def dotted(where: Where) -> str:
+    """``("policies", "budgets", 1, "limit")`` as ``policies.budgets[1].limit``, keys quoted where TOML wants it."""
+    text = ""
+    for step in where:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            bare = step.replace("-", "").replace("_", "").isalnum() or ("." in step and not text)
+            text += ("." if text else "") + (step if bare else f'"{step}"')
+    return text
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like `name`, or None."""
+    by_fold = {item.casefold(): item for item in known}
+    found = get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.55)
+    return by_fold[found[0]] if found else None
+
+
+def suggestion(name: str, known: Iterable[str], *, label: str = "known") -> str:
+    """A hint: the nearest name, else all of them."""
+    names = sorted(known)
+    close = nearest(name, names)
+    if close:
+        return f"did you mean {close!r}?"
+    return f"{label}: {', '.join(names)}" if names else f"{label}: none"
+
+
+def options_of(factory: Callable[..., Any]) -> tuple[dict[str, Option], bool]:
+    """The keyword arguments of a factory, and whether it takes any others besides."""
+    target = factory.__init__ if inspect.isclass(factory) else factory
+    scope = getattr(inspect.unwrap(target), "__globals__", None)
+    if scope is None:
+        scope = getattr(inspect.unwrap(type(target).__call__), "__globals__", {})
+    options: dict[str, Option] = {}
+    more = False
+    for name, parameter in inspect.signature(factory).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            more = True
+        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            required = parameter.default is parameter.empty
+            annotation = Any if parameter.annotation is parameter.empty else _resolve(parameter.annotation, scope)
+            options[name] = Option(
+                name=name, annotation=annotation, required=required, default=None if required else parameter.default
+            )
+    return options, more
+
+
+def _resolve(annotation: Any, scope: Mapping[str, Any]) -> Any:
+    holder = types.SimpleNamespace(__annotations__={"x": annotation})
+    try:
+        return typing.get_type_hints(holder, globalns=dict(scope), include_extras=True)["x"]
+    except Exception:  # noqa: BLE001 - an annotation may name what only a type checker can see, and fail in any way
+        return Unexpressible
+
+
+def read_table(
+    factory: Callable[..., Any], table: Any, where: Where, *, context: Context = _PLAIN, given: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The keyword arguments that `table` gives to `factory`, checked and converted; all problems in one pass.
+
+    `given` are arguments that the caller supplies itself: a table may not set them. Raises `Problem`.
+    """
+    if not isinstance(table, Mapping):
+        raise Problem(where, f"must be a table, not {show(table)}")
+    options, more = options_of(factory)
+    for name in given:
+        options.pop(name, None)
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for key, value in table.items():
+        try:
+            if key in options:
+                values[key] = read(value, options[key].annotation, (*where, key), context=context)
+            elif more:
+                values[key] = value
+            else:
+                raise Problem((*where, key), "unknown key", hint=suggestion(key, _settable(options)))
+        except Problem as problem:
+            problems += [problem, *problem.more]
+    for name, option in options.items():
+        if option.required and name not in table:
+            problems.append(Problem(where, f"{name!r} is missing", hint=f"expected {describe(option.annotation)}"))
+    _raise_all(problems)
+    return values
+
+
+def _settable(options: Mapping[str, Option]) -> list[str]:
+    return [name for name, option in options.items() if describe(option.annotation) != _NOT_IN_A_FILE]
+
+
+def _raise_all(problems: Sequence[Problem]) -> None:
+    if problems:
+        first = problems[0]
+        first.more = list(problems[1:])
+        raise first
+
+
+def read(value: Any, annotation: Any, where: Where, *, context: Context = _PLAIN) -> Any:
+    """One value as its annotation wants it. Raises `Problem`."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _read_annotated(value, annotation, where, context)
+    if origin is Union or origin is types.UnionType:
+        return _read_union(value, annotation, where, context)
+    if isinstance(annotation, typing.NewType):
+        return read(value, annotation.__supertype__, where, context=context)
+    if annotation is EnvRef or (annotation is str and _is_reference(value)) or (annotation is str and _is_secret(where)):
+        return _read_reference(value, annotation, where, context)
+    if annotation in (Any, object):
+        return value
+    if annotation is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    if annotation in (str, int, bool) and type(value) is annotation:
+        return value
+    if annotation is Decimal and isinstance(value, str):
+        return _read_money(value, where)
+    if annotation is Path and isinstance(value, str):
+        return Path(value)
+    if origin is Literal and any(value == item and type(value) is type(item) for item in get_args(annotation)):
+        return value
+    base = origin or annotation
+    if base in _COLLECTIONS:
+        return _read_items(value, annotation, base, where, context)
+    if base in (dict, Mapping) and isinstance(value, Mapping):
+        kind = (get_args(annotation) or (str, Any))[1]
+        return _each(value.items(), dict, lambda key, item: (key, read(item, kind, (*where, key), context=context)))
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        values = read_table(annotation, value, where, context=context)
+        return call(annotation, values, where)
+    if typing.is_typeddict(annotation):
+        return _read_typed_dict(value, annotation, where, context)
+    raise Problem(where, _mismatch(value, annotation, where), hint=_hint(value, annotation))
+
+
+def call(factory: Callable[..., Any], values: Mapping[str, Any], where: Where) -> Any:
+    """Call a factory with checked values; what it refuses becomes a `Problem` at the field it names."""
+    try:
+        return factory(**values)
+    except ConfigError as error:
+        if error.path is not None:
+            raise
+        inner: Where = (*where, *error.key.split(".")) if error.key else where
+        raise Problem(inner, error.message, hint=error.hint) from error
+    except InputError as error:
+        inner = (*where, error.field) if error.field else where
+        raise Problem(inner, str(error).removeprefix(f"{error.field}: ")) from error
+    except CachespecError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise Problem(where, str(error)) from error
+
+
+def _read_annotated(value: Any, annotation: Any, where: Where, context: Context) -> Any:
+    inner, *marks = get_args(annotation)
+    for mark in marks:
+        if isinstance(mark, PluginOf) and context.plugin is not None:
+            if not isinstance(value, Mapping):
+                raise Problem(where, f"must be a table, not {show(value)}", hint='such as { use = "..." }')
+            return context.plugin(mark.family, value, where)
+        if mark == "duration":
+            try:
+                return parse_duration(value)
+            except ValueError as error:
+                raise Problem(where, str(error)) from None
+        if mark == "positive" and (type(value) is not int or value < 1):
+            raise Problem(where, f"must be a whole number above 0, not {show(value)}")
+    return read(value, inner, where, context=context)
+
+
+def _read_union(value: Any, annotation: Any, where: Where, context: Context) -> Any:
+    members = [member for member in get_args(annotation) if member is not type(None)]
+    tables = any((get_origin(m) or m) in (dict, Mapping) or is_dataclass(m) or typing.is_typeddict(m) for m in members)
+    if str in members and not tables and (_is_reference(value) or _is_secret(where)):
+        return _read_reference(value, annotation, where, context)
+    deepest: Problem | None = None
+    for member in sorted(members, key=lambda m: m is float):  # a whole number stays one where both are taken
+        try:
+            return read(value, member, where, context=context)
+        except Problem as problem:
+            deepest = max(deepest or problem, problem, key=lambda p: len(p.where))
+    if deepest is not None and (len(members) == 1 or len(deepest.where) > len(where)):
+        raise deepest
+    raise Problem(where, _mismatch(value, annotation, where), hint=_hint(value, annotation))
+
+
+def _read_reference(value: Any, annotation: Any, where: Where, context: Context) -> EnvRef | str:
+    if not _is_reference(value):
+        said = (
+            "a secret is not written into a file" if isinstance(value, str) else f"must name a variable, not be {show(value)}"
+        )
+        raise Problem(where, said, hint=f'name an environment variable that holds it: {where[-1]} = {{ env = "NAME" }}')
+    if context.environ is None or annotation is EnvRef:
+        return EnvRef(env=value["env"])
+    secret = context.environ.get(value["env"], "")
+    if not secret:
+        raise Problem(where, f"the environment variable {value['env']} is not set")
+    return secret
+
+
+def _read_money(value: str, where: Where) -> Decimal:
+    try:
+        amount = Decimal(value)
+    except InvalidOperation:
+        amount = Decimal("nan")
+    if not amount.is_finite() or amount < 0:
+        raise Problem(where, f'must be an amount of USD as text, such as "0.40", not {show(value)}')
+    return amount
+
+
+def _read_items(value: Any, annotation: Any, base: Any, where: Where, context: Context) -> Any:
+    kinds = get_args(annotation) or (Any,)
+    if base in (set, frozenset) and isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        raise Problem(where, _mismatch(value, annotation, where), hint=_hint(value, annotation))
+    return _each(enumerate(value), _COLLECTIONS[base], lambda i, item: read(item, kinds[0], (*where, i), context=context))
+
+
+def _read_typed_dict(value: Any, annotation: Any, where: Where, context: Context) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise Problem(where, f"must be a table, not {show(value)}")
+    hints = typing.get_type_hints(annotation, include_extras=True)
+    missing = sorted(annotation.__required_keys__ - value.keys())
+    if missing:
+        raise Problem(where, f"{missing[0]!r} is missing")
+
+    def item(key: str, given: Any) -> tuple[str, Any]:
+        if key not in hints:
+            raise Problem((*where, key), "unknown key", hint=suggestion(key, hints))
+        kind = hints[key]
+        if get_origin(kind) in (typing.Required, typing.NotRequired):
+            kind = get_args(kind)[0]
+        return key, read(given, kind, (*where, key), context=context)
+
+    return typing.cast("dict[str, Any]", _each(value.items(), dict, item))
+
+
+def _each(pairs: Iterable[tuple[Any, Any]], build: Callable[[Iterable[Any]], Any], convert: Callable[[Any, Any], Any]) -> Any:
+    found, problems = [], []
+    for key, item in pairs:
+        try:
+            found.append(convert(key, item))
+        except Problem as problem:
+            problems += [problem, *problem.more]
+    _raise_all(problems)
+    return build(found)
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value) == {"env"} and isinstance(value["env"], str) and value["env"] != ""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether an option of this name holds a secret, so that a file may only name where it is."""
+    return name in SECRETS or name.endswith(tuple(f"_{word}" for word in SECRETS))
+
+
+def _is_secret(where: Where) -> bool:
+    return bool(where) and isinstance(where[-1], str) and is_secret_name(where[-1])
+
+
+def show(value: Any) -> str:
+    """A value for a message: short, and a table by its keys alone."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = repr(value) if isinstance(value, str | int | float) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _mismatch(value: Any, annotation: Any, where: Where) -> str:
+    wanted = describe(annotation)
+    if wanted == _NOT_IN_A_FILE:
+        return "cannot be set in a file, only from code"
+    return f"must be {wanted}, not {show(value)}"
+
+
+def _hint(value: Any, annotation: Any) -> str | None:
+    choices = [item for part in _members(annotation) if get_origin(part) is Literal for item in get_args(part)]
+    if isinstance(value, str):
+        close = nearest(value, [item for item in choices if isinstance(item, str)])
+        return f"did you mean {close!r}?" if close else None
+    if Decimal in _members(annotation) and isinstance(value, int | float) and not isinstance(value, bool):
+        return f'money is written as text: "{value}"'
+    return None
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+_NOT_IN_A_FILE = "something only code can give"
+_WORDS: Mapping[Any, str] = types.MappingProxyType(
+    {
+        str: "text",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        Decimal: 'an amount of USD as text, such as "0.40"',
+        Path: "a path",
+        EnvRef: 'a reference such as { env = "NAME" }',
+        Any: "any value",
+        object: "any value",
+    }
+)
+
+
+def describe(annotation: Any) -> str:
+    """What a person should write for this annotation."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *marks = get_args(annotation)
+        return 'a duration such as "30s"' if "duration" in marks else describe(inner)
+    if origin in (Union, types.UnionType):
+        words = [describe(member) for member in get_args(annotation) if member is not type(None)]
+        return " or ".join(dict.fromkeys(w for w in words if w != _NOT_IN_A_FILE)) or _NOT_IN_A_FILE
+    if origin is Literal:
+        return "one of " + ", ".join(f'"{item}"' if isinstance(item, str) else str(item) for item in get_args(annotation))
+    if isinstance(annotation, typing.NewType):
+        return describe(annotation.__supertype__)
+    base = origin or annotation
+    if base in _COLLECTIONS:
+        inner = describe((get_args(annotation) or (Any,))[0])
+        return inner if inner == _NOT_IN_A_FILE else f"a list ({inner} each)"
+    if base in (dict, Mapping) or is_dataclass(annotation) or typing.is_typeddict(annotation):
+        return "a table"
+    return _WORDS.get(annotation, _NOT_IN_A_FILE)
