@@ -1,0 +1,185 @@
+"""OpenAI Responses: stream events to events. Terminal: ``response.completed``, ``.incomplete`` or ``.failed``.
+
+Events carry the index of their output item. What a server sends only in an item's final form (no deltas before) is taken
+from there, so nothing is lost and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from cachespec.backends._decode import EventDecoder, Object, string, text_or_none
+from cachespec.events import (
+    Event,
+    Finished,
+    ReasoningDelta,
+    ReasoningFinished,
+    ResponseStarted,
+    TextDelta,
+    ToolCallDelta,
+)
+from cachespec.messages import ReasoningPart
+
+_REASONS: Mapping[str, str] = {"max_output_tokens": "length", "max_messages": "length", "content_filter": "content_filter"}
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+
+
+class ResponsesDecoder(EventDecoder):
+    """Unknown events and items are passed over. A failed response is raised as what its error code means."""
+
+    api = "responses"
+
+    def __init__(self, *, backend: str, model: str, provider: str | None = "openai") -> None:
+        super().__init__(backend=backend, model=model, provider=provider)
+        self._facts: tuple[str | None, str | None] | None = None
+        self._items: dict[str, int] = {}
+        self._streamed: set[int] = set()
+        self._arguments: dict[int, int] = {}
+        self._summaries: dict[int, int] = {}
+        self._done_items: set[int] = set()
+        self._refused = False
+
+    def payload(self, payload: Object, name: str | None, out: list[Event]) -> None:
+        kind = payload.get("type") or name or ("error" if payload.get("error") else "")
+        handler = self._HANDLERS.get(kind)
+        if handler is not None:
+            handler(self, payload, out)
+
+    def whole(self, payload: Object, out: list[Event]) -> bool:
+        handler = self._HANDLERS.get(f"response.{payload.get('status')}")
+        if payload.get("object") != "response" or handler is None or payload["status"] == "in_progress":
+            return False
+        handler(self, {"response": payload}, out)
+        return True
+
+    def _index(self, event: Object) -> int:
+        index = event.get("output_index")
+        if isinstance(index, int):
+            return index
+        item = event.get("item_id") or event["item"]["id"]
+        return self._items.setdefault(item, len(self._items))
+
+    def _started(self, event: Object, out: list[Event]) -> None:
+        self._note(event["response"], out)
+
+    def _note(self, response: Object, out: list[Event]) -> None:
+        """Report the response's id and tier: at the start, and again where the end names another tier."""
+        model, tier = text_or_none(response.get("model")), text_or_none(response.get("service_tier"))
+        if self._facts is None or (tier is not None and tier != self._facts[1]):
+            self._facts = model, tier
+            self.request_id = text_or_none(response.get("id")) or self.request_id
+            billing = {"service_tier": tier} if tier else None
+            out.append(ResponseStarted(request_id=self.request_id, model=model, billing=billing))
+
+    def _text(self, event: Object, out: list[Event]) -> None:
+        text = string(event["delta"])
+        if text:
+            index = self._index(event)
+            self._streamed.add(index)
+            out.append(TextDelta(text, index))
+
+    def _refusal(self, event: Object, out: list[Event]) -> None:
+        self._refused = True
+        self._text(event, out)
+
+    def _thought(self, event: Object, out: list[Event]) -> None:
+        text = string(event["delta"])
+        if not text:
+            return
+        index, part = self._index(event), event.get("summary_index", 0)
+        self._streamed.add(index)
+        if part != self._summaries.setdefault(index, part):
+            self._summaries[index] = part
+            text = "\n\n" + text
+        out.append(ReasoningDelta(text, index))
+
+    def _item_added(self, event: Object, out: list[Event]) -> None:
+        item = event["item"]
+        if item["type"] in _CALLS:
+            self._call(self._index(event), item, out)
+
+    def _call(self, index: int, item: Object, out: list[Event]) -> None:
+        self._arguments[index] = 0
+        call_id = item.get("call_id") or item.get("id") or ""
+        out.append(ToolCallDelta(index, str(call_id), str(item["name"]), ""))
+
+    def _call_delta(self, event: Object, out: list[Event]) -> None:
+        index, text = self._index(event), string(event["delta"])
+        if text:
+            self._arguments[index] = self._arguments.get(index, 0) + len(text)
+            out.append(ToolCallDelta(index, "", "", text))
+
+    def _item_done(self, event: Object, out: list[Event]) -> None:
+        item, index = event["item"], self._index(event)
+        kind = item["type"]
+        self._done_items.add(index)
+        if kind in _CALLS:
+            if index not in self._arguments:
+                self._call(index, item, out)
+            rest = (item.get(_CALLS[kind]) or "")[self._arguments[index] :]
+            if rest:
+                self._call_delta({"output_index": index, "delta": rest}, out)
+        elif kind == "message":
+            self._message_done(item, index, out)
+        elif kind == "reasoning":
+            texts = [part["text"] for part in item.get("summary") or item.get("content") or ()]
+            text = "\n\n".join(texts)
+            if text and index not in self._streamed:
+                out.append(ReasoningDelta(text, index))
+            part = ReasoningPart(text=text, raw=item, provider=self.provider, model=self.model)
+            out.append(ReasoningFinished(index=index, part=part))
+
+    def _message_done(self, item: Object, index: int, out: list[Event]) -> None:
+        new = index not in self._streamed
+        for part in item.get("content") or ():
+            self._refused = self._refused or part["type"] == "refusal"
+            text = part.get("text") or part.get("refusal")
+            if new and text:
+                self._text({"output_index": index, "delta": text}, out)
+
+    def _end(self, event: Object, out: list[Event]) -> Object:
+        response: Object = event["response"]
+        self._note(response, out)
+        if not (self._streamed or self._arguments or self._done_items):
+            for index, item in enumerate(response.get("output") or ()):
+                self._item_done({"output_index": index, "item": item}, out)
+        self.usage(response.get("usage"), out)
+        return response
+
+    def _completed(self, event: Object, out: list[Event]) -> None:
+        self._end(event, out)
+        out.append(Finished(reason="tool_calls" if self._arguments else "content_filter" if self._refused else "stop"))
+        self.done = True
+
+    def _incomplete(self, event: Object, out: list[Event]) -> None:
+        response = self._end(event, out)
+        reason = (response.get("incomplete_details") or {}).get("reason") or "incomplete"
+        out.append(Finished(reason=_REASONS.get(reason, str(reason))))
+        self.done = True
+
+    def _failed(self, event: Object, out: list[Event]) -> None:
+        response = event["response"]
+        self._note(response, out)
+        self.usage(response.get("usage"), out)
+        raise self.fault(response.get("error") or {"message": "the response failed, the server did not say why"})
+
+    def _error(self, event: Object, out: list[Event]) -> None:
+        raise self.fault(event)
+
+    _HANDLERS: ClassVar[Mapping[str, Callable[[ResponsesDecoder, Object, list[Event]], None]]] = {
+        "response.created": _started,
+        "response.in_progress": _started,
+        "response.output_item.added": _item_added,
+        "response.output_text.delta": _text,
+        "response.refusal.delta": _refusal,
+        "response.reasoning_summary_text.delta": _thought,
+        "response.reasoning_text.delta": _thought,
+        "response.function_call_arguments.delta": _call_delta,
+        "response.custom_tool_call_input.delta": _call_delta,
+        "response.output_item.done": _item_done,
+        "response.completed": _completed,
+        "response.incomplete": _incomplete,
+        "response.failed": _failed,
+        "error": _error,
+    }
