@@ -45,6 +45,7 @@ class ImagePart:
     media_type: str | None = None
     detail: str | None = None
     mark: CacheMark | None = None
+    extra: JSON | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class ToolResultPart:
     content: tuple[TextPart | ImagePart, ...]
     is_error: bool = False
     mark: CacheMark | None = None
+    extra: JSON | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,10 @@ class ReasoningPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpaquePart:
-    """Anything else a dialect allows (documents, server tools...): passed to that dialect as it is, refused elsewhere."""
+    """Anything else a dialect allows (documents, server tools...): passed to that dialect as it is, refused elsewhere.
+
+    `raw` is the object as given, less the cache mark, which is in `mark`.
+    """
 
     dialect: Literal["chat", "responses", "messages"]
     raw: JSON
@@ -96,11 +101,16 @@ Part: TypeAlias = TextPart | ImagePart | ToolCallPart | ToolResultPart | Reasoni
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message. A tool result is a part: role ``"tool"`` (OpenAI) or ``"user"`` (Anthropic), as it was given."""
+    """One message. A tool result is a part: role ``"tool"`` (OpenAI) or ``"user"`` (Anthropic), as it was given.
+
+    `extra` keeps fields of the given dictionary that only its own dialect knows (a Responses item's id, status, phase;
+    Chat's audio).
+    """
 
     role: Role
     parts: tuple[Part, ...]
     name: str | None = None
+    extra: JSON | None = None
 
     @property
     def text(self) -> str:
@@ -116,7 +126,8 @@ class Message:
 class Tool:
     """A function the model may call. `parameters` is its JSON schema, key order kept as given.
 
-    `raw` with its `dialect` keeps a vendor's own tool (web search, code execution...), which only that dialect takes.
+    `raw` with its `dialect` keeps a vendor's own tool (web search, code execution...), which only that dialect takes, less
+    its cache mark. `extra` keeps fields of a function tool that only one dialect knows (defer_loading, input_examples...).
     """
 
     name: str
@@ -126,6 +137,7 @@ class Tool:
     mark: CacheMark | None = None
     dialect: Literal["chat", "responses", "messages"] | None = None
     raw: JSON | None = None
+    extra: JSON | None = None
 
 
 MessageInput: TypeAlias = Message | Mapping[str, Any]

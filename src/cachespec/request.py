@@ -6,41 +6,40 @@ nothing vendor-specific crosses from one attempt to the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
-from cachespec.messages import Message, TextPart, Tool
+from cachespec.checks import (
+    check_int,
+    check_list,
+    check_mapping,
+    check_name,
+    check_number,
+    check_seconds,
+    copy_json,
+    nearest,
+)
+from cachespec.choices import (
+    Reasoning,
+    ResponseFormat,
+    ToolChoice,
+    check_tool_choice,
+    parse_reasoning,
+    parse_response_format,
+    parse_tool_choice,
+)
+from cachespec.errors import InputError
+from cachespec.messages import Message, MessageInput, SystemInput, TextPart, Tool, ToolInput
+from cachespec.messages_parse import parse_messages, parse_system
+from cachespec.tools_parse import parse_tools
+
+__all__ = ["CacheMode", "Reasoning", "Request", "ResponseFormat", "ToolChoice", "build_request", "parse_answer"]
 
 CacheMode: TypeAlias = Literal["auto", "off", "no-write"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolChoice:
-    """`mode` ``"tool"`` forces the tool `name`; ``"required"`` forces some tool. `parallel` None leaves the default."""
-
-    mode: Literal["auto", "none", "required", "tool"]
-    name: str | None = None
-    parallel: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFormat:
-    """``text``, ``json`` (any object), or ``schema`` with a JSON schema; `model` is the pydantic class it came from."""
-
-    kind: Literal["text", "json", "schema"]
-    name: str = "response"
-    schema: Mapping[str, Any] | None = None
-    model: Any = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reasoning:
-    """How much to think: `effort` in the vendor's words (``low``, ``high``, ``none``...), or a token budget."""
-
-    effort: str | None = None
-    budget_tokens: int | None = None
-    summary: str | None = None
+_SEED_LOW, _SEED_HIGH = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +73,108 @@ class Request:
     cache: CacheMode = "auto"
     extra: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     passthrough: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def build_request(
+    prompt: str | Sequence[MessageInput] | None = None,
+    *,
+    messages: str | Sequence[MessageInput] | None = None,
+    system: SystemInput | None = None,
+    tools: Sequence[ToolInput] | None = None,
+    tool_choice: str | Mapping[str, Any] | ToolChoice | None = None,
+    response_format: str | Mapping[str, Any] | type | ResponseFormat | None = None,
+    max_output_tokens: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    stop: str | Sequence[str] | None = None,
+    seed: int | None = None,
+    reasoning: str | Mapping[str, Any] | Reasoning | None = None,
+    model: str | None = None,
+    tenant: str | None = None,
+    session_id: str | None = None,
+    tags: str | Sequence[str] | None = None,
+    timeout: float | str | None = None,
+    cache: CacheMode = "auto",
+    extra: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Request:
+    """Validate what a user passes to `Client.stream` and freeze it.
+
+    Exactly one of `prompt` (text, or messages) and `messages`. `timeout` is seconds or text such as ``"30s"``. Bounds are
+    those that every vendor shares; a model's own narrower ones are its backend's to tell.
+
+    Raises: `InputError` naming the field.
+    """
+    if (prompt is None) == (messages is None):
+        raise InputError("give either a prompt or messages" + ("" if prompt is None else ", not both"), field="messages")
+    if prompt is None:
+        hoisted, turns = parse_messages(messages)
+    else:
+        hoisted, turns = parse_messages(prompt, where="prompt" if isinstance(prompt, str) else "messages")
+    parsed_tools = parse_tools(tools)
+    choice = parse_tool_choice(tool_choice)
+    check_tool_choice(choice, parsed_tools)
+    if cache not in get_args(CacheMode):
+        hint = nearest(cache, get_args(CacheMode)) if isinstance(cache, str) else ""
+        raise InputError(f"must be one of {', '.join(get_args(CacheMode))}, not {cache!r}{hint}", field="cache")
+    return Request(
+        messages=turns,
+        system=parse_system(system) + hoisted,
+        tools=parsed_tools,
+        tool_choice=choice,
+        response_format=parse_response_format(response_format),
+        max_output_tokens=None if max_output_tokens is None else check_int(max_output_tokens, "max_output_tokens", low=1),
+        temperature=None if temperature is None else check_number(temperature, "temperature", low=0),
+        top_p=None if top_p is None else check_number(top_p, "top_p", low=0, high=1),
+        top_k=None if top_k is None else check_int(top_k, "top_k", low=0),
+        min_p=None if min_p is None else check_number(min_p, "min_p", low=0, high=1),
+        stop=_names(stop, "stop"),
+        seed=None if seed is None else check_int(seed, "seed", low=_SEED_LOW, high=_SEED_HIGH),
+        reasoning=parse_reasoning(reasoning),
+        model=None if model is None else check_name(model, "model"),
+        tenant=None if tenant is None else check_name(tenant, "tenant"),
+        session_id=None if session_id is None else check_name(session_id, "session_id"),
+        tags=tuple(dict.fromkeys(_names(tags, "tags"))),
+        timeout=None if timeout is None else check_seconds(timeout, "timeout"),
+        cache=cache,
+        extra={} if extra is None else {name: _fields(fields, name) for name, fields in check_mapping(extra, "extra").items()},
+    )
+
+
+def parse_answer(request: Request, text: str) -> tuple[Any, str | None]:
+    """The answer as `response_format` wants it, and a warning where it is not what was asked for (then the value is None).
+
+    Text formats give ``(None, None)``. Never raises: an answer that does not parse has still been paid for.
+    """
+    wanted = request.response_format
+    if wanted is None or wanted.kind == "text":
+        return None, None
+    try:
+        if wanted.model is not None:
+            return wanted.model.model_validate_json(text), None
+        value = json.loads(text, parse_constant=_no_constant)
+    except Exception as error:  # noqa: BLE001 - a model's validators are the caller's code and may raise anything
+        problem = " ".join(str(error).split())
+        return None, f"the answer does not parse as {wanted.name if wanted.model else 'JSON'}: {problem[:300]}"
+    if wanted.kind == "json" and not isinstance(value, dict):
+        return None, "the answer is JSON, but not an object"
+    return value, None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _names(value: str | Sequence[str] | None, where: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (check_name(value, where),)
+    return tuple(check_name(item, f"{where}[{i}]") for i, item in enumerate(check_list(value, where)))
+
+
+def _fields(value: Mapping[str, Any], name: object) -> Mapping[str, Any]:
+    where = f"extra.{check_name(name, 'extra')}"
+    fields: Mapping[str, Any] = copy_json(check_mapping(value, where), where)
+    return fields
