@@ -1,0 +1,433 @@
+"""One conversion per vendor shape of a usage object, in both directions.
+
+Every vendor counts differently. Chat, Responses and Gemini report an input total that *includes* what was read from and
+written to a cache; Messages and Converse report only what lies beside the cache; Cohere reports what it bills. Here, and
+nowhere else, each becomes the disjoint buckets of `Usage`:
+
+=========  ====================  ==========================  ====================================================
+api        input total           reads                       writes
+=========  ====================  ==========================  ====================================================
+chat       prompt_tokens         part of it                  part of it, ``"30m"``; None when not reported
+responses  input_tokens          part of it                  part of it, by lifetime; without a split ``"30m"``
+messages   sum of three counts   beside it                   beside it, 5m and 1h; without a split ``"unspecified"``
+converse   sum of three counts   beside it                   beside it, by ``cacheDetails``; else ``"unspecified"``
+gemini     prompt + tool prompt  part of it, absent on miss  not reported
+cohere     billed_units          not reported                not reported
+=========  ====================  ==========================  ====================================================
+
+A count that is absent or null is None, never 0. A count that is no whole number >= 0, a part that is larger than its
+total, and parts without their total are an `InputError` that names the field. Everything else in the object (a vendor's
+own `cost`, its grand total) is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from cachespec.errors import InputError
+from cachespec.usage import Usage
+
+_Convert = TypeVar("_Convert", Callable[[Mapping[str, Any]], Usage], Callable[[Usage], dict[str, Any]])
+APIS = ("chat", "responses", "messages", "converse", "gemini", "cohere")
+
+
+def usage_from(api: str, payload: Mapping[str, Any]) -> Usage:
+    """Convert a vendor's usage object; `api` is one of `APIS`. Raises InputError naming the field."""
+    return _pick(_FROM, api)(payload)
+
+
+def usage_to(api: str, usage: Usage) -> dict[str, Any]:
+    """The usage object that a vendor would send for `usage`: the inverse of `usage_from`.
+
+    ``usage_from(api, usage_to(api, u)) == u`` for every `u` the shape can express. Input and output totals are always
+    kept. None of the shapes has drafted and accepted tokens. Besides, what a shape cannot express:
+
+    - chat: a lifetime other than ``"30m"`` (writes come back as that).
+    - responses: a lifetime other than ``"30m"`` and ``"12h"`` (comes back as ``"30m"``).
+    - messages, converse: a lifetime other than ``"5m"`` and ``"1h"`` (comes back as ``"unspecified"``); converse: reasoning.
+    - gemini: writes (they come back as uncached). cohere: reads, writes (both come back as uncached) and reasoning.
+    - reads, writes or reasoning where the total they belong to is not known are left out.
+    """
+    return _pick(_TO, api)(usage)
+
+
+def _pick(table: Mapping[str, _Convert], api: str) -> _Convert:
+    if api not in table:
+        raise InputError(f"unknown usage shape {api!r}; known: {', '.join(APIS)}", field="api")
+    return table[api]
+
+
+class _Fields:
+    """Reads counts out of a vendor's object and remembers where it is, for errors."""
+
+    __slots__ = ("_path", "_values")
+
+    def __init__(self, values: object, path: str = "") -> None:
+        if values is not None and not isinstance(values, Mapping):
+            raise InputError(f"must be an object, not {values!r}", field=path or "usage")
+        self._values: Mapping[str, Any] = values or {}
+        self._path = path
+
+    def name(self, key: str) -> str:
+        return f"{self._path}.{key}" if self._path else key
+
+    def inside(self, key: str) -> _Fields:
+        return _Fields(self._values.get(key), self.name(key))
+
+    def items(self, key: str) -> list[_Fields]:
+        values = self._values.get(key)
+        if values is None:
+            return []
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+            raise InputError(f"must be a list, not {values!r}", field=self.name(key))
+        return [_Fields(value, f"{self.name(key)}[{i}]") for i, value in enumerate(values)]
+
+    def text(self, key: str) -> str | None:
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"must be a string, not {value!r}", field=self.name(key))
+        return value
+
+    def count(self, key: str, *, integral_float: bool = False) -> int | None:
+        """A count of tokens; None when absent or null. `integral_float` takes ``5.0`` too."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if integral_float and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InputError(f"must be a whole number of tokens, not {value!r}", field=self.name(key))
+        return value
+
+
+def _first(*counts: int | None) -> int | None:
+    return next((c for c in counts if c is not None), None)
+
+
+def _add(*counts: int | None) -> int | None:
+    """The sum of what was reported; None when nothing was."""
+    known = [c for c in counts if c is not None]
+    return sum(known) if known else None
+
+
+def _named(writes: Mapping[str, int | None]) -> dict[str, int]:
+    return {ttl: n for ttl, n in writes.items() if n}
+
+
+def _inclusive(
+    total: int | None, read: int | None, writes: Mapping[str, int] | None, *, total_field: str, part_field: str
+) -> tuple[int | None, int | None, Mapping[str, int] | None]:
+    """Split an input total that includes reads and writes."""
+    parts = (read or 0) + sum((writes or {}).values())
+    if total is None:
+        if read is not None or writes is not None:
+            raise InputError(f"missing, though {part_field} is reported", field=total_field)
+        return None, None, None
+    if parts > total:
+        raise InputError(f"cached and written tokens ({parts}) exceed {total_field} ({total})", field=part_field)
+    return total - parts, read, writes
+
+
+def _part_of(part: int | None, total: int | None, *, part_field: str, total_field: str) -> int | None:
+    if part is not None:
+        if total is None:
+            raise InputError(f"missing, though {part_field} is reported", field=total_field)
+        if part > total:
+            raise InputError(f"{part} exceeds {total_field} ({total})", field=part_field)
+    return part
+
+
+def usage_from_chat(payload: Mapping[str, Any]) -> Usage:
+    """Chat Completions, and servers that speak it (DeepSeek's hit and miss counts, a bare ``cached_tokens``).
+
+    Some servers (xAI) leave reasoning out of `completion_tokens` and in `total_tokens`; then it is added to the output.
+    """
+    fields = _Fields(payload)
+    details = fields.inside("prompt_tokens_details")
+    hit, miss = fields.count("prompt_cache_hit_tokens"), fields.count("prompt_cache_miss_tokens")
+    total = _first(fields.count("prompt_tokens"), None if hit is None or miss is None else hit + miss)
+    part_field = "prompt_tokens_details.cached_tokens" if hit is None else "prompt_cache_hit_tokens"
+    written = details.count("cache_write_tokens")
+    uncached, read, writes = _inclusive(
+        total,
+        _first(details.count("cached_tokens"), hit, fields.count("cached_tokens")),
+        None if written is None else _named({"30m": written}),
+        total_field="prompt_tokens",
+        part_field=part_field if written is None else "prompt_tokens_details",
+    )
+    output = fields.count("completion_tokens")
+    reasoning = fields.inside("completion_tokens_details").count("reasoning_tokens")
+    everything = fields.count("total_tokens")
+    if reasoning and output is not None and total is not None and everything == total + output + reasoning:
+        output += reasoning
+    _part_of(reasoning, output, part_field="completion_tokens_details.reasoning_tokens", total_field="completion_tokens")
+    return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning)
+
+
+def usage_to_chat(usage: Usage) -> dict[str, Any]:
+    """The inverse of `usage_from_chat`; see `usage_to` for what is lost."""
+    details = {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.written}
+    return _inclusive_object(
+        usage, details, ("prompt_tokens", "prompt_tokens_details", "completion_tokens", "completion_tokens_details")
+    )
+
+
+def usage_from_responses(payload: Mapping[str, Any]) -> Usage:
+    """OpenAI Responses. Written tokens that the lifetime split does not cover are ``"30m"``."""
+    fields = _Fields(payload)
+    details = fields.inside("input_tokens_details")
+    split = details.inside("cache_write_tokens_details")
+    short, long = split.count("ttl_30m_tokens"), split.count("ttl_12h_tokens")
+    written = _first(details.count("cache_write_tokens"), _add(short, long))
+    if written is not None and (short or 0) + (long or 0) > written:
+        raise InputError(
+            f"the split ({(short or 0) + (long or 0)}) exceeds cache_write_tokens ({written})",
+            field="input_tokens_details.cache_write_tokens_details",
+        )
+    uncached, read, writes = _inclusive(
+        fields.count("input_tokens"),
+        details.count("cached_tokens"),
+        None if written is None else _named({"30m": written - (long or 0), "12h": long}),
+        total_field="input_tokens",
+        part_field="input_tokens_details",
+    )
+    output = fields.count("output_tokens")
+    reasoning = fields.inside("output_tokens_details").count("reasoning_tokens")
+    _part_of(reasoning, output, part_field="output_tokens_details.reasoning_tokens", total_field="output_tokens")
+    return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning)
+
+
+def usage_to_responses(usage: Usage) -> dict[str, Any]:
+    """The inverse of `usage_from_responses`; see `usage_to` for what is lost."""
+    details: dict[str, Any] = {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.written}
+    if usage.written:
+        long = (usage.cache_write or {}).get("12h", 0)
+        details["cache_write_tokens_details"] = {"ttl_30m_tokens": usage.written - long, "ttl_12h_tokens": long}
+    return _inclusive_object(usage, details, ("input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details"))
+
+
+def _inclusive_object(usage: Usage, details: Mapping[str, Any], names: tuple[str, str, str, str]) -> dict[str, Any]:
+    input_key, input_details, output_key, output_details = names
+    result: dict[str, Any] = {}
+    if usage.input_tokens is not None:
+        result[input_key] = usage.input_tokens
+        known = {key: value for key, value in details.items() if value is not None}
+        if known:
+            result[input_details] = known
+    if usage.output is not None:
+        result[output_key] = usage.output
+        if usage.reasoning is not None:
+            result[output_details] = {"reasoning_tokens": usage.reasoning}
+    if usage.input_tokens is not None and usage.output is not None:
+        result["total_tokens"] = usage.input_tokens + usage.output
+    return result
+
+
+def usage_from_messages(payload: Mapping[str, Any]) -> Usage:
+    """Anthropic Messages (beta iterations too): `input_tokens` lies beside reads and writes.
+
+    Entries under `iterations` whose type is not ``message`` (a compaction) lie outside the top-level totals, are billed,
+    and are added here.
+    """
+    fields = _Fields(payload)
+    outside = (entry for entry in fields.items("iterations") if entry.text("type") != "message")
+    parts = [_messages_part(fields), *map(_messages_part, outside)]
+    writes = [p.cache_write for p in parts if p.cache_write is not None]
+    merged: dict[str, int] = {}
+    for mapping in writes:
+        for ttl, n in mapping.items():
+            merged[ttl] = merged.get(ttl, 0) + n
+    return Usage(
+        uncached=_add(*(p.uncached for p in parts)),
+        cache_read=_add(*(p.cache_read for p in parts)),
+        cache_write=merged if writes else None,
+        output=_add(*(p.output for p in parts)),
+        reasoning=_add(*(p.reasoning for p in parts)),
+    )
+
+
+def _messages_part(fields: _Fields) -> Usage:
+    split = fields.inside("cache_creation")
+    uncached, read, writes = _exclusive(
+        fields,
+        fields.count("input_tokens"),
+        fields.count("cache_read_input_tokens"),
+        fields.count("cache_creation_input_tokens"),
+        {"5m": split.count("ephemeral_5m_input_tokens"), "1h": split.count("ephemeral_1h_input_tokens")},
+        names=("input_tokens", "cache_creation_input_tokens", "cache_creation"),
+    )
+    output = fields.count("output_tokens")
+    reasoning = _part_of(
+        fields.inside("output_tokens_details").count("thinking_tokens"),
+        output,
+        part_field=fields.name("output_tokens_details.thinking_tokens"),
+        total_field=fields.name("output_tokens"),
+    )
+    return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning)
+
+
+def _exclusive(
+    fields: _Fields,
+    uncached: int | None,
+    read: int | None,
+    written: int | None,
+    split: Mapping[str, int | None],
+    *,
+    names: tuple[str, str, str],
+) -> tuple[int | None, int | None, Mapping[str, int] | None]:
+    """Input counts that lie beside each other; what a lifetime split leaves over is ``"unspecified"``."""
+    input_key, written_key, split_key = names
+    known = _add(*split.values())
+    written = _first(written, known)
+    if uncached is None and (read is not None or written is not None):
+        raise InputError("missing, though cache counts are reported", field=fields.name(input_key))
+    if written is None:
+        return uncached, read, None
+    rest = written - (known or 0)
+    if rest < 0:
+        raise InputError(f"the split ({known}) exceeds {written_key} ({written})", field=fields.name(split_key))
+    return uncached, read, _named({**split, "unspecified": rest})
+
+
+def usage_to_messages(usage: Usage) -> dict[str, Any]:
+    """The inverse of `usage_from_messages`; see `usage_to` for what is lost."""
+    result: dict[str, Any] = {}
+    if usage.uncached is not None:
+        result["input_tokens"] = usage.uncached
+        if usage.cache_read is not None:
+            result["cache_read_input_tokens"] = usage.cache_read
+        if usage.cache_write is not None:
+            writes = usage.cache_write
+            result["cache_creation_input_tokens"] = usage.written
+            if set(_named(writes)) <= {"5m", "1h"}:
+                result["cache_creation"] = {
+                    "ephemeral_5m_input_tokens": writes.get("5m", 0),
+                    "ephemeral_1h_input_tokens": writes.get("1h", 0),
+                }
+            elif writes.get("5m") or writes.get("1h"):
+                result["cache_creation"] = {
+                    f"ephemeral_{ttl}_input_tokens": writes[ttl] for ttl in ("5m", "1h") if writes.get(ttl)
+                }
+    if usage.output is not None:
+        result["output_tokens"] = usage.output
+        if usage.reasoning is not None:
+            result["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
+    return result
+
+
+def usage_from_converse(payload: Mapping[str, Any]) -> Usage:
+    """Bedrock Converse: `inputTokens` lies beside reads and writes."""
+    fields = _Fields(payload)
+    split: dict[str, int | None] = {}
+    for entry in fields.items("cacheDetails"):
+        ttl, count = entry.text("ttl"), entry.count("inputTokens")
+        if ttl in ("5m", "1h"):
+            split[ttl] = _add(split.get(ttl), count)
+    uncached, read, writes = _exclusive(
+        fields,
+        fields.count("inputTokens"),
+        fields.count("cacheReadInputTokens"),
+        fields.count("cacheWriteInputTokens"),
+        split,
+        names=("inputTokens", "cacheWriteInputTokens", "cacheDetails"),
+    )
+    return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=fields.count("outputTokens"))
+
+
+def usage_to_converse(usage: Usage) -> dict[str, Any]:
+    """The inverse of `usage_from_converse`; see `usage_to` for what is lost."""
+    result: dict[str, Any] = {}
+    if usage.uncached is not None:
+        result["inputTokens"] = usage.uncached
+        if usage.cache_read is not None:
+            result["cacheReadInputTokens"] = usage.cache_read
+        if usage.cache_write is not None:
+            result["cacheWriteInputTokens"] = usage.written
+            details = [{"ttl": ttl, "inputTokens": n} for ttl, n in usage.cache_write.items() if n and ttl in ("5m", "1h")]
+            if details:
+                result["cacheDetails"] = details
+    if usage.output is not None:
+        result["outputTokens"] = usage.output
+    if usage.input_tokens is not None and usage.output is not None:
+        result["totalTokens"] = usage.input_tokens + usage.output
+    return result
+
+
+def usage_from_gemini(payload: Mapping[str, Any]) -> Usage:
+    """Gemini `usageMetadata`. Tool-use prompt tokens lie beside `promptTokenCount`; thoughts beside the candidates.
+
+    The vendor leaves zero counts out, so an absent candidate count is taken from `totalTokenCount` where there is one.
+    """
+    fields = _Fields(payload)
+    prompt, tools = fields.count("promptTokenCount"), fields.count("toolUsePromptTokenCount")
+    if prompt is None and tools is not None:
+        raise InputError("missing, though toolUsePromptTokenCount is reported", field="promptTokenCount")
+    total = _add(prompt, tools)
+    uncached, read, _ = _inclusive(
+        total,
+        fields.count("cachedContentTokenCount"),
+        None,
+        total_field="promptTokenCount",
+        part_field="cachedContentTokenCount",
+    )
+    answer, thoughts = fields.count("candidatesTokenCount"), fields.count("thoughtsTokenCount")
+    everything = fields.count("totalTokenCount")
+    if answer is None and everything is not None and total is not None and everything >= total + (thoughts or 0):
+        answer = everything - total - (thoughts or 0)
+    return Usage(uncached=uncached, cache_read=read, cache_write=None, output=_add(answer, thoughts), reasoning=thoughts)
+
+
+def usage_to_gemini(usage: Usage) -> dict[str, Any]:
+    """The inverse of `usage_from_gemini`; see `usage_to` for what is lost."""
+    result: dict[str, Any] = {}
+    if usage.input_tokens is not None:
+        result["promptTokenCount"] = usage.input_tokens
+        if usage.cache_read is not None:
+            result["cachedContentTokenCount"] = usage.cache_read
+    if usage.output is not None:
+        result["candidatesTokenCount"] = usage.output - (usage.reasoning or 0)
+        if usage.reasoning is not None:
+            result["thoughtsTokenCount"] = usage.reasoning
+        if usage.input_tokens is not None:
+            result["totalTokenCount"] = usage.input_tokens + usage.output
+    return result
+
+
+def usage_from_cohere(payload: Mapping[str, Any]) -> Usage:
+    """Cohere: `billed_units` are what is billed. Its `tokens` and `cached_tokens` count the whole rendered prompt.
+
+    The vendor's schema has numbers, so ``12.0`` is taken as 12.
+    """
+    billed = _Fields(payload).inside("billed_units")
+    return Usage(
+        uncached=billed.count("input_tokens", integral_float=True),
+        cache_read=None,
+        cache_write=None,
+        output=billed.count("output_tokens", integral_float=True),
+    )
+
+
+def usage_to_cohere(usage: Usage) -> dict[str, Any]:
+    """The inverse of `usage_from_cohere`; see `usage_to` for what is lost."""
+    counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output}
+    known = {key: value for key, value in counts.items() if value is not None}
+    return {"billed_units": known} if known else {}
+
+
+_FROM: Mapping[str, Callable[[Mapping[str, Any]], Usage]] = {
+    "chat": usage_from_chat,
+    "responses": usage_from_responses,
+    "messages": usage_from_messages,
+    "converse": usage_from_converse,
+    "gemini": usage_from_gemini,
+    "cohere": usage_from_cohere,
+}
+_TO: Mapping[str, Callable[[Usage], dict[str, Any]]] = {
+    "chat": usage_to_chat,
+    "responses": usage_to_responses,
+    "messages": usage_to_messages,
+    "converse": usage_to_converse,
+    "gemini": usage_to_gemini,
+    "cohere": usage_to_cohere,
+}
