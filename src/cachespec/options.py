@@ -170,7 +170,7 @@ def read_table(
     for name, option in options.items():
         if option.required and name not in table:
             problems.append(Problem(where, f"{name!r} is missing", hint=f"expected {describe(option.annotation)}"))
-    _raise_all(problems)
+    raise_all(problems)
     return values
 
 
@@ -178,7 +178,8 @@ def _settable(options: Mapping[str, Option]) -> list[str]:
     return [name for name, option in options.items() if describe(option.annotation) != _NOT_IN_A_FILE]
 
 
-def _raise_all(problems: Sequence[Problem]) -> None:
+def raise_all(problems: Sequence[Problem]) -> None:
+    """Raise the first with the others as its `more`; nothing when there are none."""
     if problems:
         first = problems[0]
         first.more = list(problems[1:])
@@ -332,7 +333,7 @@ def _each(pairs: Iterable[tuple[Any, Any]], build: Callable[[Iterable[Any]], Any
             found.append(convert(key, item))
         except Problem as problem:
             problems += [problem, *problem.more]
-    _raise_all(problems)
+    raise_all(problems)
     return build(found)
 
 

@@ -1,0 +1,269 @@
+"""The configuration file: strict TOML into frozen values, or a `ConfigError` that names file, line, key and nearest name.
+
+The file's shape is written once, as the dataclasses `_File`, `_Client`, `_Policies` and `_Alias`; reading, messages and
+the published schema (`schema.py`) all follow from their annotations. Plug-in options are held against the plug-in's own
+signature, so a wrong one is found before anything is made. Secrets are not read here: a file names environment variables,
+and they are looked up when a backend is built.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cachespec import registry
+from cachespec.durations import Duration
+from cachespec.errors import CachespecError, ConfigError, UnknownPluginError
+from cachespec.options import Context, EnvRef, PluginOf, PositiveInt, Problem, Where, dotted, raise_all, read_table, suggestion
+from cachespec.rules import BudgetRule, RetryRule, Rule
+from cachespec.toml_source import line_of, parse, read_text
+
+OnUnsupported = Literal["error", "drop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSpec:
+    """A plug-in to be made: `use` names it, `options` are its keyword arguments as the file has them (checked)."""
+
+    use: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A whole, valid configuration.
+
+    `aliases` maps each alias to its backends. `timeout_s` is for all attempts together. `salt` is the tenant salt's secret.
+    `caching` None: the caller's own marks pass through. `generation` counts reloads. `notes` say what was left out (only
+    by `auto_config`). `path` and `text` are the file's, for messages.
+    """
+
+    backends: Mapping[str, PluginSpec]
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    default_model: str | None = None
+    ledger: PluginSpec = PluginSpec(use="memory")
+    timeout_s: float = 600.0
+    max_output_tokens: int = 4096
+    on_unsupported: OnUnsupported = "error"
+    salt: EnvRef | None = None
+    routing: PluginSpec = PluginSpec(use="cheapest")
+    caching: PluginSpec | None = None
+    acceptance: PluginSpec | None = None
+    budgets: tuple[BudgetRule, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    retries: RetryRule = field(default_factory=RetryRule)
+    generation: int = 1
+    notes: tuple[str, ...] = ()
+    path: str | None = None
+    text: str | None = field(default=None, repr=False, compare=False)
+
+    def error(self, problem: Problem) -> ConfigError | UnknownPluginError:
+        """The error for a problem found later, when something is made: with file and line."""
+        return problem.error(self.path, None if self.text is None else line_of(self.text, problem.where))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of `config check`. Errors make the file unusable; a warning is about this machine or a likely slip."""
+
+    level: Literal["error", "warning"]
+    message: str
+    path: str | None = None
+    line: int | None = None
+    key: str | None = None
+    hint: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("level", "path", "line", "key", "message", "hint")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Retries:
+    attempts: PositiveInt = 4
+    first_delay: Duration = 0.5
+    max_delay: Duration = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Client:
+    model: str | None = None
+    ledger: Annotated[PluginSpec, PluginOf("ledgers")] = PluginSpec(use="memory")
+    timeout: Duration = 600.0
+    max_output_tokens: PositiveInt = 4096
+    on_unsupported: OnUnsupported = "error"
+    salt: EnvRef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alias:
+    backends: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Policies:
+    routing: Annotated[PluginSpec, PluginOf("routing")] = PluginSpec(use="cheapest")
+    caching: Annotated[PluginSpec | None, PluginOf("caching")] = None
+    acceptance: Annotated[PluginSpec | None, PluginOf("acceptance")] = None
+    budgets: tuple[BudgetRule, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    retries: _Retries = _Retries()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    backends: Mapping[str, Annotated[PluginSpec, PluginOf("backends")]]
+    client: _Client = _Client()
+    models: Mapping[str, _Alias] = field(default_factory=dict)
+    policies: _Policies = _Policies()
+
+
+def load_config(path: str | Path, *, generation: int = 1) -> Config:
+    """Read and check a file. Raises ConfigError, UnknownPluginError or MissingDependencyError; reads no secret."""
+    return parse_config(read_text(path), str(path), generation=generation)
+
+
+def parse_config(text: str, path: str | None = None, *, generation: int = 1) -> Config:
+    """The same from a text; `path` is for messages."""
+    try:
+        return _read(parse(text, path), path, text, generation)
+    except Problem as problem:
+        raise problem.error(path, line_of(text, problem.where)) from problem.__cause__
+
+
+def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> list[Finding]:
+    """Everything that is wrong with a file, errors first found first; then what this environment lacks for it.
+
+    An empty list: `connect` will accept it. Makes, sends and changes nothing.
+    """
+    environ = os.environ if environ is None else environ
+    try:
+        text = read_text(path)
+        tree = parse(text, str(path))
+    except ConfigError as error:
+        return [_finding(error)]
+    try:
+        config = _read(tree, str(path), text, 1)
+    except Problem as problem:
+        return _findings("error", [problem, *problem.more], str(path), text)
+    except CachespecError as error:
+        return [_finding(error)]
+    warnings = [
+        Problem(where, f"the environment variable {name} is not set")
+        for where, name in _references(tree, ())
+        if not environ.get(name)
+    ]
+    if config.aliases:
+        unused = config.backends.keys() - {name for names in config.aliases.values() for name in names}
+        told = "no alias of [models] uses this backend; requests must name it"
+        warnings += [Problem(("backends", name), told) for name in sorted(unused)]
+    return _findings("warning", warnings, str(path), text)
+
+
+def _findings(level: Literal["error", "warning"], problems: Iterable[Problem], path: str, text: str) -> list[Finding]:
+    found = [
+        Finding(
+            level=level, message=p.message, path=path, line=line_of(text, p.where), key=dotted(p.where) or None, hint=p.hint
+        )
+        for p in problems
+    ]
+    return sorted(found, key=lambda finding: finding.line or 0)
+
+
+def _finding(error: CachespecError) -> Finding:
+    if isinstance(error, ConfigError):
+        return Finding(level="error", message=error.message, path=error.path, line=error.line, key=error.key, hint=error.hint)
+    return Finding(level="error", message=str(error))
+
+
+def _references(tree: Any, where: Where) -> Iterator[tuple[Where, str]]:
+    if isinstance(tree, Mapping):
+        if set(tree) == {"env"} and isinstance(tree["env"], str):
+            yield where, tree["env"]
+            return
+        for key, value in tree.items():
+            yield from _references(value, (*where, key))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from _references(value, (*where, index))
+
+
+def _read(tree: Mapping[str, Any], path: str | None, text: str | None, generation: int) -> Config:
+    values = read_table(_File, tree, (), context=Context(plugin=_plugin))
+    file = _File(**values)
+    raise_all([*_names(file), *_budgets_and_rules(file)])
+    client, policies = file.client, file.policies
+    default = client.model
+    if default is None:
+        only = list(file.models or file.backends)
+        default = only[0] if len(only) == 1 else None
+    retries = policies.retries
+    return Config(
+        backends=file.backends,
+        aliases={name: alias.backends for name, alias in file.models.items()},
+        default_model=default,
+        ledger=client.ledger,
+        timeout_s=client.timeout,
+        max_output_tokens=client.max_output_tokens,
+        on_unsupported=client.on_unsupported,
+        salt=client.salt,
+        routing=policies.routing,
+        caching=policies.caching,
+        acceptance=policies.acceptance,
+        budgets=policies.budgets,
+        rules=policies.rules,
+        retries=RetryRule(attempts=retries.attempts, first_delay_s=retries.first_delay, max_delay_s=retries.max_delay),
+        generation=generation,
+        path=path,
+        text=text,
+    )
+
+
+def _plugin(family: str, table: Mapping[str, Any], where: Where) -> PluginSpec:
+    use, options = registry.split_use(table, where)
+    registry.check(family, use, options, where, given=registry.GIVEN.get(family, ()))
+    return PluginSpec(use=use, options=options)
+
+
+def _names(file: _File) -> Iterator[Problem]:
+    """Aliases, backends and the default model must name each other."""
+    if not file.backends:
+        yield Problem(("backends",), "no backend is configured", hint='such as [backends.claude] with use = "anthropic"')
+    for name in file.backends:
+        if not name or ":" in name or name != name.strip():
+            yield Problem(("backends", name), "a backend's name has no colon and no space around it")
+    for alias, table in file.models.items():
+        where: Where = ("models", alias, "backends")
+        if not table.backends:
+            yield Problem(where, "needs at least one backend")
+        yield from _unknown(table.backends, file.backends, where)
+        for i, name in enumerate(table.backends):
+            if name in table.backends[:i]:
+                yield Problem((*where, i), f"names the backend {name!r} twice")
+    default = file.client.model
+    # "provider:model" is a name too (DESIGN: names); which there are is known once the backends are made.
+    if default is not None and ":" not in default:
+        known = [*file.models, *file.backends]
+        if default not in known:
+            yield Problem(("client", "model"), f"no alias or backend is called {default!r}", hint=suggestion(default, known))
+
+
+def _budgets_and_rules(file: _File) -> Iterator[Problem]:
+    models = [*file.models, *file.backends]
+    for i, rule in enumerate(file.policies.rules):
+        where: Where = ("policies", "rules", i)
+        for key, names in (("only", rule.only or frozenset()), ("exclude", rule.exclude)):
+            yield from _unknown(names, file.backends, (*where, key))
+        yield from _unknown((m for m in rule.when.model if ":" not in m), models, (*where, "when", "model"))
+    for i, budget in enumerate(file.policies.budgets):
+        if budget.scope == "alias" and budget.key is not None:
+            yield from _unknown([budget.key], models, ("policies", "budgets", i, "key"))
+
+
+def _unknown(names: Iterable[str], known: Iterable[str], where: Where) -> Iterator[Problem]:
+    known = list(known)
+    for name in sorted(set(names) - set(known)):
+        yield Problem(where, f"nothing configured is called {name!r}", hint=suggestion(name, known, label="configured"))
