@@ -119,7 +119,15 @@ class PriceUnknownError(CachespecError):
 
 
 class LedgerError(CachespecError):
-    """The ledger cannot be read or written (disk full, locked, corrupt, not ours)."""
+    """The ledger cannot be read or written (disk full, locked, corrupt, not ours).
+
+    `completion` is the finished answer when only booking it failed: what was paid for is not lost. Its reservation stays
+    and counts against budgets until its lease ends.
+    """
+
+    def __init__(self, message: str, *, completion: Completion | None = None) -> None:
+        self.completion = completion
+        super().__init__(message)
 
 
 class BackendError(CachespecError):

@@ -20,7 +20,11 @@ from cachespec.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend can honour. `parameters` are `Request` field names it takes (``temperature``, ``seed``...)."""
+    """What a backend can honour. `parameters` are `Request` field names it takes (``temperature``, ``seed``...).
+
+    `marks` is the dialect of cache marks that its wire form carries; `opt_out` the body fields that stop a model from
+    writing its prompt cache when that is what it does by default (None: it writes nothing unasked).
+    """
 
     parameters: frozenset[str]
     tools: bool = True
@@ -30,6 +34,8 @@ class Capabilities:
     context: int | None = None
     max_output: int | None = None
     local: bool = False
+    marks: Literal["anthropic", "openai"] | None = None
+    opt_out: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

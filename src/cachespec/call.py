@@ -1,0 +1,278 @@
+"""One request on its way: decide, reserve, open, and after the last byte settle. The client makes one for each stream."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from time import perf_counter
+
+import anyio
+
+from cachespec.answers import parse_answer
+from cachespec.assembly import Assembly
+from cachespec.backends.base import Attempt, Backend
+from cachespec.clock import Clock
+from cachespec.decide import Asked, Decider, Verdict, route_error
+from cachespec.decision import Decision, Offer
+from cachespec.errors import (
+    CachespecError,
+    ConnectionFailedError,
+    RequestTimeoutError,
+    StreamInterruptedError,
+)
+from cachespec.events import Completion, Retrying
+from cachespec.ledger.base import Hold, Ledger, Settlement
+from cachespec.middleware import Chain
+from cachespec.policies.budgets import accounts
+from cachespec.policies.retries import Failure, next_attempt
+from cachespec.quotes import cut_usage, estimated_cost
+from cachespec.rules import RetryRule
+from cachespec.stream import Outcome
+from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
+from cachespec.usage import Cost, Usage
+
+LEASE_MARGIN_S = 60.0
+"""A lease outlives its request's deadline by this much, so that a slow settlement still finds its reservation."""
+
+# After these the vendor may have worked, and may bill, although nothing came back.
+_MAYBE_BILLED = (ConnectionFailedError, RequestTimeoutError, StreamInterruptedError)
+
+
+@dataclass(slots=True)
+class _Open:
+    """An attempt that holds a reservation."""
+
+    backend: Backend
+    offer: Offer
+    reservation: str
+    assembly: Assembly
+    attempt: Attempt | None = None
+    since: float = field(default_factory=perf_counter)
+
+
+class ClientCall:
+    """Implements `cachespec.stream.Call`. Used by one task."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        *,
+        decider: Decider,
+        backends: Mapping[str, Backend],
+        ledger: Ledger,
+        retries: RetryRule,
+        telemetry: Telemetry,
+        middleware: Chain,
+        clock: Clock,
+        timeout_s: float | None,
+        start: Callable[[], Awaitable[None]],
+        remember: Callable[[str], None],
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._asked, self._decider, self._backends, self._ledger = asked, decider, backends, ledger
+        self._retries, self._telemetry, self._middleware, self._clock = retries, telemetry, middleware, clock
+        self._ready, self._remember = start, remember
+        self._verdict: Verdict | None = None
+        self._failures: list[Failure] = []
+        self._failed: dict[str, CachespecError] = {}
+        self._choose: str | None = None
+        self._open: _Open | None = None
+        self._answered: _Open | None = None
+        self._start = perf_counter()
+        self._cost: Cost | None = None
+        self._warnings: list[str] = []
+
+    @property
+    def decision(self) -> Decision:
+        if self._verdict is None:
+            self._verdict = self._decider.decide(self._asked)
+        return self._verdict.decision
+
+    async def open(self, *, left_s: float | None) -> tuple[Attempt, Assembly]:
+        await self._ready()
+        verdict = self._verdict = self._decider.decide(self._asked, failed=self._failed, choose=self._choose)
+        decision = verdict.decision
+        asked = self._asked.ask
+        self._telemetry.tell(
+            Decided(tenant=asked.tenant, session_id=asked.session_id, tags=asked.tags, decision=decision)
+        )
+        if decision.chosen is None or decision.plan is None:
+            raise route_error(verdict)
+        offer = decision.candidates[0]
+        backend = self._backends[decision.chosen]
+        self._choose = decision.chosen
+        reservation = await self._ledger.reserve(self._hold(offer, left_s))
+        held = _Open(backend, offer, reservation, Assembly(provider=backend.provider, model=backend.model))
+        self._open = held
+        held.attempt = await backend.open(verdict.request, decision.plan, timeout=left_s)
+        self._answered = held
+        return held.attempt, held.assembly
+
+    def _hold(self, offer: Offer, left_s: float | None) -> Hold:
+        worst = Decimal(0) if offer.quote is None or offer.quote.worst is None else offer.quote.worst
+        limits = []
+        for budget in self._asked.budgets:
+            if budget.rule.scope == "request":
+                continue
+            if budget.rule.mode == "hard":
+                limits.append(budget.limit)
+                continue
+            for state in self._ledger.snapshot([budget.limit]):
+                if state.spent + state.reserved + worst > state.limit:
+                    self._warnings.append(f"soft budget {state.scope} of {state.limit} USD is passed")
+                    self._telemetry.tell(
+                        BudgetPassed(
+                            scope=state.scope, limit=state.limit, spent=state.spent, reserved=state.reserved, requested=worst
+                        )
+                    )
+        ask = self._asked.ask
+        return Hold(
+            amount=worst,
+            backend=offer.backend,
+            model=offer.model,
+            tenant=ask.tenant,
+            session_id=ask.session_id,
+            tags=ask.tags,
+            accounts=accounts(ask),
+            limits=tuple(limits),
+            lease_s=(600.0 if left_s is None else left_s) + LEASE_MARGIN_S,
+        )
+
+    async def retry(self, error: CachespecError, *, left_s: float | None) -> Retrying | None:
+        held, self._open = self._open, None
+        name = self._choose or (self.decision.chosen or "")
+        if held is not None:
+            await self._give_back(held, error)
+        if self._verdict is None or self._verdict.decision.chosen is None:
+            return None
+        failure = Failure(backend=name, error=error, at=perf_counter() - self._start)
+        self._failures.append(failure)
+        self._failed[name] = error
+        order = [o.backend for o in self._verdict.decision.candidates if o.eligible or o.backend in self._failed]
+        plan = next_attempt(self._retries, self._failures, order, left_s=left_s)
+        delay = 0.0 if plan is None else plan.delay_s
+        following = None if plan is None else plan.backend
+        number = len(self._failures)
+        self._telemetry.tell(
+            AttemptFailed(attempt=number, backend=name, error=error, next_backend=following, delay_s=delay)
+        )
+        if plan is None:
+            for earlier in self._failures[:-1]:
+                error.add_note(f"earlier: {earlier.backend}: {type(earlier.error).__name__}: {earlier.error}")
+            return None
+        self._choose = plan.backend
+        return Retrying(attempt=number, backend=name, error=error, next_backend=plan.backend, delay_s=delay)
+
+    async def _give_back(self, held: _Open, error: CachespecError) -> None:
+        """A failed attempt costs nothing, unless the vendor counted, or may have worked before it was cut."""
+        accepted = held.attempt is not None
+        if held.assembly.usage is not None or isinstance(error, _MAYBE_BILLED if accepted else RequestTimeoutError):
+            await self._book(held, "failed")
+        else:
+            await self._ledger.release(held.reservation)
+
+    async def pause(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+
+    async def settle(self, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
+        held, self._open = self._open, None
+        if held is None:
+            return
+        with anyio.CancelScope(shield=True):
+            # Also when it was left on its way, before the backend accepted: nobody can say whether it was worked on.
+            await self._book(held, outcome)
+        if outcome == "completed":
+            self._remember(held.backend.name)
+        ask, cost = self._asked.ask, self._cost
+        self._telemetry.tell(
+            Settled(
+                backend=held.backend.name,
+                model=held.backend.model,
+                tenant=ask.tenant,
+                session_id=ask.session_id,
+                outcome=outcome,
+                usage=held.assembly.usage,
+                cost=None if cost is None else cost.amount,
+                estimated=cost is None or cost.estimated,
+                ttft_ms=ttft_ms,
+                total_ms=total_ms,
+                request_id=None if held.assembly.started is None else held.assembly.started.request_id,
+            )
+        )
+
+    async def _book(self, held: _Open, outcome: str) -> None:
+        usage, cost = self._spent(held)
+        self._cost = cost
+        started = held.assembly.started
+        await self._ledger.settle(
+            held.reservation,
+            Settlement(
+                amount=cost.amount,
+                estimated=cost.estimated,
+                usage=usage,
+                outcome=outcome,
+                request_id=None if started is None else started.request_id,
+                price_source=cost.source,
+            ),
+        )
+
+    def _spent(self, held: _Open) -> tuple[Usage | None, Cost]:
+        """What the attempt used, as the vendor counted it where it did, and its price."""
+        assembly, rates = held.assembly, held.backend.rates
+        busy = assembly.busy_s
+        if busy is None and held.backend.capabilities.local:
+            busy = perf_counter() - held.since
+        usage = assembly.usage
+        if usage is not None and assembly.finished is not None and usage.uncached is not None and usage.output is not None:
+            if rates is None:
+                return usage, Cost(amount=None, estimated=False, source=None, price_date=None)
+            return usage, rates.cost(usage, busy_s=busy, billing=assembly.billing)
+        estimate = cut_usage(held.offer.tokens, deltas=assembly.deltas, size=assembly.size)
+        if usage is not None:
+            # Counted in part (a cut after the first counts came): what is known stands, the rest is estimated.
+            estimate = Usage(
+                uncached=estimate.uncached if usage.uncached is None else usage.uncached,
+                cache_read=usage.cache_read if usage.uncached is not None else estimate.cache_read,
+                cache_write=usage.cache_write if usage.uncached is not None else estimate.cache_write,
+                output=max(usage.output or 0, estimate.output or 0),
+            )
+        return usage, estimated_cost(rates, estimate, busy_s=busy, billing=assembly.billing)
+
+    def completion(self, *, ttft_ms: float | None, total_ms: float, warnings: tuple[str, ...] = ()) -> Completion:
+        held, verdict = self._answered, self._verdict
+        assert held is not None  # noqa: S101 - there is an answer
+        assert verdict is not None  # noqa: S101
+        assembly = held.assembly
+        message = assembly.message()
+        started, finished = assembly.started, assembly.finished
+        notes = [*verdict.warnings, *self._warnings, *(() if finished is None else finished.warnings), *warnings]
+        if assembly.usage is None:
+            notes.append("the backend reported no usage; the cost is an estimate")
+        cost = self._cost or Cost(amount=None, estimated=True, source=None, price_date=None)
+        if cost.amount is None:
+            notes.append(f"the price of {held.backend.model} on {held.backend.name} is not known")
+        parsed, problem = None, None
+        if finished is not None and finished.reason == "stop":
+            parsed, problem = parse_answer(self._asked.request, message.text)
+        if problem is not None:
+            notes.append(problem)
+        done = Completion(
+            text=message.text,
+            message=message,
+            tool_calls=message.tool_calls,
+            parsed=parsed,
+            finish_reason=None if finished is None else finished.reason,
+            usage=assembly.usage,
+            cost=cost.amount,
+            estimated=cost.estimated,
+            backend=held.backend.name,
+            model=held.backend.model if started is None or started.model is None else started.model,
+            request_id=None if started is None else started.request_id,
+            ttft_ms=ttft_ms,
+            total_ms=total_ms,
+            decision=verdict.decision,
+            warnings=tuple(dict.fromkeys(notes)),
+        )
+        return done if finished is None else self._middleware.completion(self._asked.request, done)
+

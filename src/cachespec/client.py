@@ -1,0 +1,435 @@
+"""The client: the only orchestration. It sequences what others decide and do.
+
+``connect()`` reads a configuration, loads what has to be loaded and gives a `Client`; ``Client(...)`` is the same without a
+file. One client serves any number of tasks, on asyncio and trio.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+from uuid import uuid4
+
+import anyio
+
+from cachespec.backends.base import Backend, Wire
+from cachespec.call import ClientCall
+from cachespec.clock import Clock, SystemClock
+from cachespec.config import Config
+from cachespec.decide import Asked, Decider, Settings, Verdict
+from cachespec.decision import Decision
+from cachespec.errors import StreamStateError
+from cachespec.events import Completion
+from cachespec.ledger.base import Ledger
+from cachespec.messages import MessageInput, SystemInput, ToolInput
+from cachespec.middleware import Chain, Middleware
+from cachespec.request import Request, build_request
+from cachespec.rules import RetryRule
+from cachespec.session import Session
+from cachespec.stream import ResponseStream
+from cachespec.telemetry import Hook, Telemetry
+
+if TYPE_CHECKING:
+    from cachespec.registry import Wired
+
+SESSIONS_REMEMBERED = 10_000
+"""Sessions whose last backend is kept in mind; the longest unused one is forgotten first."""
+
+
+class Client:
+    """Decides per request which backend answers, streams the answer, and accounts for it.
+
+    Args:
+        backends: by name; each a `Backend`, or a table as in the file (``{"use": "anthropic", "model": ...}``).
+        models: aliases: which backends are interchangeable under a name.
+        policies: as the file's ``[policies]`` table; ``routing`` may also be an object with a `rank` method.
+        ledger: a `Ledger`, or a table as in the file; None keeps the sums in memory.
+        model: the default alias or backend.
+        timeout: for all attempts of a request together; seconds or text like ``"30s"``.
+        max_output_tokens: when a request names none.
+        on_unsupported: ``"error"`` takes a backend that cannot honour a parameter out; ``"drop"`` drops the parameter.
+        middleware, hooks: see `cachespec.middleware` and `cachespec.telemetry`.
+
+    Raises: ConfigError and UnknownPluginError for wrong wiring, when it is wired.
+    """
+
+    def __init__(
+        self,
+        *,
+        backends: Mapping[str, Backend | Mapping[str, Any]],
+        models: Mapping[str, Sequence[str]] | None = None,
+        policies: Mapping[str, Any] | None = None,
+        ledger: Ledger | Mapping[str, Any] | None = None,
+        model: str | None = None,
+        timeout: float | str = 600.0,
+        max_output_tokens: int = 4096,
+        on_unsupported: Literal["error", "drop"] = "error",
+        middleware: Sequence[Middleware] = (),
+        hooks: Sequence[Hook] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        from cachespec.registry import wire
+
+        wired = wire(
+            backends=backends,
+            models=models,
+            policies=policies,
+            ledger=ledger,
+            model=model,
+            timeout=timeout,
+            max_output_tokens=max_output_tokens,
+            on_unsupported=on_unsupported,
+        )
+        self._setup(wired, middleware=middleware, hooks=hooks, clock=clock)
+
+    def _setup(
+        self, wired: Wired, *, middleware: Sequence[Middleware], hooks: Sequence[Hook], clock: Clock | None
+    ) -> None:
+        config = wired.config
+        settings = Settings(
+            models=config.models,
+            default_model=config.default_model,
+            max_output_tokens=config.max_output_tokens,
+            drop_unsupported=config.on_unsupported == "drop",
+            rules=config.rules,
+            budgets=config.budgets,
+            generation=config.generation,
+        )
+        self.backends, self.ledger, self.config = wired.backends, wired.ledger, config
+        self._decider = Decider(self.backends, wired.routing, self.ledger, settings)
+        self._retries: RetryRule = config.retries
+        self._middleware, self._telemetry = Chain(middleware), Telemetry(hooks)
+        self._clock = clock or SystemClock()
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._started = False
+        self._starting: anyio.Lock | None = None
+        self._closed = False
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        *,
+        middleware: Sequence[Middleware] = (),
+        hooks: Sequence[Hook] = (),
+        clock: Clock | None = None,
+    ) -> Client:
+        """A client for a loaded configuration; `start` loads its local models."""
+        from cachespec.registry import build
+
+        client = cls.__new__(cls)
+        client._setup(build(config), middleware=middleware, hooks=hooks, clock=clock)
+        return client
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Start every backend (local models load here). Called by ``async with`` and by the first stream otherwise."""
+        if self._started:
+            return
+        if self._closed:
+            raise StreamStateError("the client is closed")
+        if self._starting is None:
+            self._starting = anyio.Lock()
+        async with self._starting:
+            if not self._started:
+                for backend in self.backends.values():
+                    await backend.start()
+                self._started = True
+
+    async def aclose(self) -> None:
+        """Release every backend and the ledger. Idempotent; streams still open fail."""
+        if self._closed:
+            return
+        self._closed = True
+        failures: list[Exception] = []
+        with anyio.CancelScope(shield=True):
+            for part in (*self.backends.values(), self.ledger):
+                try:
+                    await part.aclose()
+                except Exception as error:  # noqa: BLE001 - one that fails to close must not keep the others open
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def stream(
+        self,
+        prompt: str | Sequence[MessageInput] | None = None,
+        *,
+        messages: Sequence[MessageInput] | None = None,
+        system: SystemInput | None = None,
+        tools: Sequence[ToolInput] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: str | Mapping[str, Any] | type | None = None,
+        max_output_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        reasoning: str | Mapping[str, Any] | None = None,
+        model: str | None = None,
+        tenant: str | None = None,
+        session_id: str | None = None,
+        tags: Sequence[str] | None = None,
+        timeout: float | str | None = None,
+        cache: Literal["auto", "off", "no-write"] = "auto",
+        extra: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> ResponseStream:
+        """A stream that starts when it is entered: ``async with client.stream("Hi") as stream``.
+
+        Arguments are those of DESIGN section 3: a prompt or `messages`, and what limits and shapes the answer.
+        Raises InputError, naming the field, before anything is sent. Entering raises what deciding and opening raise:
+        `NoRouteError`, `BudgetExceededError`, `BackendError` and their kinds.
+        """
+        return self.stream_request(
+            build_request(
+                prompt,
+                messages=messages,
+                system=system,
+                tools=tools,
+                tool_choice=tool_choice,
+                response_format=response_format,
+                max_output_tokens=max_output_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                stop=stop,
+                seed=seed,
+                reasoning=reasoning,
+                model=model,
+                tenant=tenant,
+                session_id=session_id,
+                tags=tags,
+                timeout=timeout,
+                cache=cache,
+                extra=extra,
+            )
+        )
+
+    async def complete(
+        self,
+        prompt: str | Sequence[MessageInput] | None = None,
+        *,
+        messages: Sequence[MessageInput] | None = None,
+        system: SystemInput | None = None,
+        tools: Sequence[ToolInput] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: str | Mapping[str, Any] | type | None = None,
+        max_output_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        reasoning: str | Mapping[str, Any] | None = None,
+        model: str | None = None,
+        tenant: str | None = None,
+        session_id: str | None = None,
+        tags: Sequence[str] | None = None,
+        timeout: float | str | None = None,
+        cache: Literal["auto", "off", "no-write"] = "auto",
+        extra: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Completion:
+        """The finished answer. Takes what `stream` takes and raises what it raises, and what reading to the end raises."""
+        stream = self.stream(
+            prompt,
+            messages=messages,
+            system=system,
+            tools=tools,
+            tool_choice=tool_choice,
+            response_format=response_format,
+            max_output_tokens=max_output_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            stop=stop,
+            seed=seed,
+            reasoning=reasoning,
+            model=model,
+            tenant=tenant,
+            session_id=session_id,
+            tags=tags,
+            timeout=timeout,
+            cache=cache,
+            extra=extra,
+        )
+        async with stream:
+            return await stream.get_final_completion()
+
+    def plan(
+        self,
+        prompt: str | Sequence[MessageInput] | None = None,
+        *,
+        messages: Sequence[MessageInput] | None = None,
+        system: SystemInput | None = None,
+        tools: Sequence[ToolInput] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: str | Mapping[str, Any] | type | None = None,
+        max_output_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        reasoning: str | Mapping[str, Any] | None = None,
+        model: str | None = None,
+        tenant: str | None = None,
+        session_id: str | None = None,
+        tags: Sequence[str] | None = None,
+        timeout: float | str | None = None,
+        cache: Literal["auto", "off", "no-write"] = "auto",
+        extra: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Decision:
+        """What `stream` would decide for the same arguments, now. Sends nothing, spends nothing, waits for nothing.
+
+        A request that nobody can take gives a decision whose `chosen` is None, with the reasons by candidate.
+        """
+        request = build_request(
+            prompt,
+            messages=messages,
+            system=system,
+            tools=tools,
+            tool_choice=tool_choice,
+            response_format=response_format,
+            max_output_tokens=max_output_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            stop=stop,
+            seed=seed,
+            reasoning=reasoning,
+            model=model,
+            tenant=tenant,
+            session_id=session_id,
+            tags=tags,
+            timeout=timeout,
+            cache=cache,
+            extra=extra,
+        )
+        return self.plan_request(request).decision
+
+    def session(
+        self,
+        *,
+        system: SystemInput | None = None,
+        tools: Sequence[ToolInput] | None = None,
+        model: str | None = None,
+        tenant: str | None = None,
+        session_id: str | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> Session:
+        """A conversation with an append-only history in memory; its id keeps it on one backend. See `Session`."""
+        return Session(
+            self,
+            system=system,
+            tools=tools,
+            model=model,
+            tenant=tenant,
+            session_id=session_id or uuid4().hex,
+            tags=tags,
+        )
+
+    def stream_request(self, request: Request) -> ResponseStream:
+        """`stream` for a request that is built already (`build_request`, `request_from_body`)."""
+        if self._closed:
+            raise StreamStateError("the client is closed")
+        request = self._middleware.request(request)
+        asked = self._ask(request)
+        call = ClientCall(
+            asked,
+            decider=self._decider,
+            backends=self.backends,
+            ledger=self.ledger,
+            retries=self._retries,
+            telemetry=self._telemetry,
+            middleware=self._middleware,
+            clock=self._clock,
+            timeout_s=asked.ask.timeout_s,
+            start=self.start,
+            remember=lambda backend: self._remember(request.session_id, backend),
+        )
+        return ResponseStream(call)
+
+    def plan_request(self, request: Request) -> Verdict:
+        """`plan` for a request that is built already: the decision, and the request as the chosen backend would get it."""
+        return self._decider.decide(self._ask(self._middleware.request(request)))
+
+    def wire(self, verdict: Verdict) -> Wire | None:
+        """The exact bytes that would be sent for a verdict; None for a local backend or when nobody was chosen."""
+        plan = verdict.decision.plan
+        return None if plan is None else self.backends[plan.backend].wire(verdict.request, plan)
+
+    def _ask(self, request: Request) -> Asked:
+        timeout = request.timeout if request.timeout is not None else self.config.timeout
+        previous = None if request.session_id is None else self._sessions.get(request.session_id)
+        return self._decider.ask(request, now=self._clock.time(), timeout_s=timeout, previous_backend=previous)
+
+    def _remember(self, session_id: str | None, backend: str) -> None:
+        if session_id is None:
+            return
+        self._sessions[session_id] = backend
+        self._sessions.move_to_end(session_id)
+        while len(self._sessions) > SESSIONS_REMEMBERED:
+            self._sessions.popitem(last=False)
+
+
+class Connection:
+    """What `connect` returns: ``async with`` gives the client, started; leaving closes it."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+        self._client: Client | None = None
+
+    async def __aenter__(self) -> Client:
+        if self._client is not None:
+            raise StreamStateError("a connection can be entered once")
+        self._client = self._make()
+        return await self._client.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+
+def connect(
+    path: str | Path | None = None,
+    *,
+    middleware: Sequence[Middleware] = (),
+    hooks: Sequence[Hook] = (),
+) -> Connection:
+    """A client from a configuration file; without one, from whatever keys the environment has and a local model.
+
+    ``async with cachespec.connect("cachespec.toml") as client``. The file is read when it is entered; local models load
+    then, too. Raises ConfigError (with file, line and key), UnknownPluginError, MissingDependencyError.
+    """
+
+    def make() -> Client:
+        from cachespec.config import auto_config, load_config
+
+        config = auto_config() if path is None else load_config(path)
+        return Client.from_config(config, middleware=middleware, hooks=hooks)
+
+    return Connection(make)

@@ -1,0 +1,323 @@
+"""From a request to a decision: filter the candidates, price the rest, let the policy order them, plan the first.
+
+No network, no disk (contract D3): everything is decided on what backends, ledger and sessions know at this moment. The
+client reserves and opens; when either fails it asks again, with what failed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from time import perf_counter
+
+from cachespec.backends.base import Backend
+from cachespec.decision import (
+    Ask,
+    Belief,
+    Decision,
+    Latency,
+    Mark,
+    Offer,
+    Plan,
+    Reason,
+    TokenEstimate,
+)
+from cachespec.errors import (
+    BudgetExceededError,
+    CachespecError,
+    ContextLengthError,
+    InputError,
+    NoRouteError,
+    PriceUnknownError,
+    UnsupportedParameterError,
+)
+from cachespec.ledger.base import Ledger
+from cachespec.policies.base import RoutingPolicy
+from cachespec.policies.budgets import Applied, applied
+from cachespec.policies.routing import stay
+from cachespec.prompt import Prompt, build_prompt
+from cachespec.quotes import quote, with_output
+from cachespec.request import Request
+from cachespec.rules import BudgetRule, Rule
+
+PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "stop", "seed", "reasoning", "tool_choice", "response_format")
+_NOTHING = TokenEstimate(input=None, cache_read=None, cache_write=None, uncached=None, output_expected=None, output_max=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a configuration says beside its backends; one generation of it."""
+
+    models: Mapping[str, tuple[str, ...]]
+    default_model: str | None = None
+    max_output_tokens: int | None = None
+    drop_unsupported: bool = False
+    rules: tuple[Rule, ...] = ()
+    budgets: tuple[BudgetRule, ...] = ()
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request made ready once: its alias, its candidates, its prompt, and the budgets it falls under."""
+
+    request: Request
+    prompt: Prompt
+    ask: Ask
+    candidates: tuple[str, ...]
+    budgets: tuple[Applied, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A decision with the request as each backend will get it, and the typed error of each candidate that is out."""
+
+    decision: Decision
+    request: Request
+    errors: Mapping[str, CachespecError]
+    warnings: tuple[str, ...]
+
+
+class Decider:
+    """Decides for one configuration. Safe for any number of tasks: it keeps nothing between calls."""
+
+    def __init__(self, backends: Mapping[str, Backend], routing: RoutingPolicy, ledger: Ledger, settings: Settings) -> None:
+        self._backends, self._routing, self._ledger, self._settings = backends, routing, ledger, settings
+
+    def resolve(self, model: str | None) -> tuple[str, tuple[str, ...]]:
+        """An alias, then a backend's name, then ``provider:model``: the alias and its backends. Raises InputError."""
+        settings = self._settings
+        if model is None:
+            model = settings.default_model
+        if model is None and len(settings.models) == 1:
+            model = next(iter(settings.models))
+        if model is None and not settings.models and len(self._backends) == 1:
+            model = next(iter(self._backends))
+        if model is None:
+            raise InputError(f"no default model; name one of: {', '.join(self._names())}", field="model")
+        if model in settings.models:
+            return model, settings.models[model]
+        if model in self._backends:
+            return model, (model,)
+        found = tuple(n for n, b in self._backends.items() if model in (f"{b.provider}:{b.model}", f"{b.provider}/{b.model}"))
+        if found:
+            return model, found
+        near = difflib.get_close_matches(model, self._names(), n=3, cutoff=0.4) or self._names()
+        raise InputError(f"no model {model!r}; nearest: {', '.join(near)}", field="model")
+
+    def _names(self) -> list[str]:
+        qualified = [f"{b.provider}:{b.model}" for b in self._backends.values() if b.provider]
+        return [*self._settings.models, *self._backends, *qualified]
+
+    def ask(self, request: Request, *, now: float, timeout_s: float | None, previous_backend: str | None) -> Asked:
+        """Make a request ready. Raises InputError for a model or an `extra` that names nothing."""
+        alias, candidates = self.resolve(request.model)
+        for name in request.extra:
+            if name not in self._backends:
+                near = difflib.get_close_matches(name, list(self._backends), n=1)
+                raise InputError(f"no backend {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""), field="extra")
+        if request.max_output_tokens is None and self._settings.max_output_tokens is not None:
+            request = replace(request, max_output_tokens=self._settings.max_output_tokens)
+        ask = Ask(
+            alias=alias,
+            tenant=request.tenant,
+            session_id=request.session_id,
+            tags=request.tags,
+            tools=bool(request.tools),
+            max_output_tokens=request.max_output_tokens,
+            timeout_s=timeout_s,
+            now=now,
+            previous_backend=previous_backend,
+        )
+        budgets = applied(self._settings.budgets, ask)
+        return Asked(request=request, prompt=build_prompt(request), ask=ask, candidates=candidates, budgets=budgets)
+
+    def decide(
+        self, asked: Asked, *, failed: Mapping[str, CachespecError] | None = None, choose: str | None = None
+    ) -> Verdict:
+        """Filter, price, rank, plan. `failed` are candidates that fell since; `choose` is the one to try again now."""
+        start = perf_counter()
+        errors: dict[str, CachespecError] = {}
+        offers: list[Offer] = []
+        requests: dict[str, Request] = {}
+        for name in asked.candidates:
+            requests[name], offer = self._offer(name, asked, errors)
+            offers.append(offer)
+        for name, error in (failed or {}).items():
+            errors.setdefault(name, error)
+            offers = [_out(o, error) if o.backend == name and name != choose else o for o in offers]
+        eligible = [o for o in offers if o.eligible]
+        ranked = list(stay(asked.ask, self._routing.rank(asked.ask, eligible))) if eligible else []
+        if choose is not None:
+            ranked.sort(key=lambda o: o.backend != choose)
+        best = ranked[0] if ranked else None
+        rest = [o for o in offers if all(o.backend != r.backend for r in ranked)]
+        limits = [b.limit for b in asked.budgets if b.rule.scope != "request"]
+        plan = None if best is None else self._plan(best, asked.request)
+        decision = Decision(
+            chosen=None if best is None else best.backend,
+            candidates=(*ranked, *rest),
+            plan=plan,
+            budgets=self._ledger.snapshot(limits) if limits else (),
+            generation=self._settings.generation,
+            decided_in_us=(perf_counter() - start) * 1e6,
+        )
+        request = asked.request if best is None else requests[best.backend]
+        dropped = () if plan is None else plan.ignore
+        warnings = tuple(f"{decision.chosen} cannot honour {name}; it was left out (on_unsupported)" for name in dropped)
+        return Verdict(decision=decision, request=request, errors=errors, warnings=warnings)
+
+    def _offer(self, name: str, asked: Asked, errors: dict[str, CachespecError]) -> tuple[Request, Offer]:
+        backend, request = self._backends[name], asked.request
+        reasons: list[Reason] = []
+        for rule in self._settings.rules:
+            matches = rule.when.matches(
+                tags=frozenset(asked.ask.tags), tenant=asked.ask.tenant, model=asked.ask.alias, tools=asked.ask.tools
+            )
+            if matches and not rule.allows(name):
+                only = "" if rule.only is None else f"only {', '.join(sorted(rule.only))} may answer"
+                reasons.append(Reason("rule", only or f"{name} is excluded"))
+        if self._settings.drop_unsupported:
+            request = _honourable(request, backend)
+        refused = backend.check(request)
+        reasons += refused
+        if refused:
+            text = "; ".join(r.detail for r in refused)
+            errors[name] = UnsupportedParameterError(text, backend=name, model=backend.model)
+        if reasons:
+            return request, _offer_out(backend, reasons)
+        estimate = backend.estimate(asked.prompt if request is asked.request else replace(asked.prompt, request=request))
+        capabilities = backend.capabilities
+        output_max = _least(request.max_output_tokens, capabilities.max_output)
+        tokens = estimate.tokens
+        if capabilities.context is not None and tokens.input is not None:
+            if tokens.input >= capabilities.context:
+                detail = f"prompt of about {tokens.input} tokens, context of {capabilities.context}"
+                reasons.append(Reason("context_length", detail))
+                errors[name] = ContextLengthError(detail, backend=name, model=backend.model)
+            elif capabilities.local:
+                output_max = _least(output_max, capabilities.context - tokens.input)
+        tokens = with_output(tokens, output_max)
+        priced = quote(backend.rates, estimate, tokens)
+        reasons += self._budget(name, asked, None if priced is None else priced.worst, errors)
+        out = any(r.code in ("context_length", "budget", "price_unknown") for r in reasons)
+        offer = Offer(
+            backend=name,
+            model=backend.model,
+            eligible=not out,
+            reasons=tuple(reasons),
+            quote=priced,
+            tokens=tokens,
+            latency=estimate.latency,
+            belief=estimate.belief,
+            speculation=estimate.speculation,
+        )
+        return request, offer
+
+    def _budget(
+        self, name: str, asked: Asked, worst: Decimal | None, errors: dict[str, CachespecError]
+    ) -> list[Reason]:
+        hard = [b for b in asked.budgets if b.rule.mode == "hard"]
+        if not hard:
+            return []
+        if worst is None:
+            scope = hard[0].limit.scope
+            detail = f"the hard budget {scope} needs a price, and that of {self._backends[name].model} is not known"
+            errors[name] = PriceUnknownError(f"{name}: {detail}")
+            return [Reason("price_unknown", detail)]
+        for budget in hard:
+            if budget.rule.scope == "request" and worst > budget.limit.limit:
+                zero = Decimal(0)
+                error = BudgetExceededError(
+                    scope=budget.limit.scope, limit=budget.limit.limit, spent=zero, reserved=zero, requested=worst, resets_at=None
+                )
+                errors[name] = error
+                return [Reason("budget", str(error))]
+        return []
+
+    def _plan(self, offer: Offer, request: Request) -> Plan:
+        backend = self._backends[offer.backend]
+        capabilities = backend.capabilities
+        ignored = _unsupported(request, backend) if self._settings.drop_unsupported else ()
+        if request.cache == "auto":
+            marks = _caller_marks(request, capabilities.marks)
+            reasons = (Reason("caller_marks", f"{len(marks)} marks of the caller, as they are"),) if marks else ()
+            return Plan(backend=offer.backend, marks=marks, ignore=ignored, reasons=reasons)
+        options = {} if capabilities.opt_out is None else capabilities.opt_out
+        detail = "nothing is read or written" if request.cache == "off" else "nothing is written"
+        if options:
+            detail += "; the model is told not to cache"
+        reason = Reason("cache_off", f'cache="{request.cache}": {detail}')
+        return Plan(backend=offer.backend, options=options, drop_marks=True, ignore=ignored, reasons=(reason,))
+
+
+def route_error(verdict: Verdict) -> CachespecError:
+    """The error for a decision that chose nobody: the one cause of all candidates, else NoRouteError."""
+    offers, errors = verdict.decision.candidates, verdict.errors
+    kinds = {type(errors[o.backend]) if o.backend in errors else None for o in offers}
+    own = (ContextLengthError, UnsupportedParameterError, BudgetExceededError, PriceUnknownError)
+    if len(kinds) == 1 and (kind := kinds.pop()) is not None and issubclass(kind, own):
+        return errors[offers[0].backend]
+    return NoRouteError("no candidate can take this request", reasons={o.backend: o.reasons for o in offers})
+
+
+def _offer_out(backend: Backend, reasons: Sequence[Reason]) -> Offer:
+    return Offer(
+        backend=backend.name,
+        model=backend.model,
+        eligible=False,
+        reasons=tuple(reasons),
+        quote=None,
+        tokens=_NOTHING,
+        latency=Latency(ttft_ms=None, total_ms=None),
+        belief=Belief(state="unknown"),
+    )
+
+
+def _out(offer: Offer, error: CachespecError) -> Offer:
+    code = {BudgetExceededError: "budget", PriceUnknownError: "price_unknown"}.get(type(error), "unhealthy")
+    return replace(offer, eligible=False, reasons=(*offer.reasons, Reason(code, str(error))))
+
+
+def _given(request: Request, name: str) -> bool:
+    value = getattr(request, name)
+    return value is not None and value != ()
+
+
+def _unsupported(request: Request, backend: Backend) -> tuple[str, ...]:
+    return tuple(n for n in PARAMETERS if _given(request, n) and n not in backend.capabilities.parameters)
+
+
+def _honourable(request: Request, backend: Backend) -> Request:
+    drop = {name: (() if name == "stop" else None) for name in _unsupported(request, backend)}
+    return replace(request, **drop) if drop else request  # type: ignore[arg-type]
+
+
+def _least(*values: int | None) -> int | None:
+    known = [v for v in values if v is not None]
+    return min(known) if known else None
+
+
+def _caller_marks(request: Request, dialect: str | None) -> tuple[Mark, ...]:
+    if dialect is None:
+        return ()
+    found: list[Mark] = []
+    pieces = [(f"tools[{i}]", tool.mark) for i, tool in enumerate(request.tools)]
+    pieces += [(f"system[{i}]", part.mark) for i, part in enumerate(request.system)]
+    number = 0
+    system = len(request.system)
+    for message in request.messages:
+        for j, part in enumerate(message.parts):
+            mark = getattr(part, "mark", None)
+            if message.role in ("system", "developer"):
+                pieces.append((f"system[{system}]", mark))
+                system += 1
+            else:
+                pieces.append((f"messages[{number}][{j}]", mark))
+        number += message.role not in ("system", "developer")
+    for name, mark in pieces:
+        if mark is not None and mark.dialect == dialect:
+            found.append(Mark(at=name, tokens=None, ttl=mark.fields.get("ttl")))
+    return tuple(found)

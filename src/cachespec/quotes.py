@@ -1,0 +1,83 @@
+"""Prices one candidate: what a request is expected to cost there, and what it can cost at most.
+
+Pure arithmetic on what the backend estimates and its rates; no I/O (contract D3). The worst case is what is reserved:
+every input token at the dearest class that could apply and the whole output allowance, with input bounded by bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from cachespec.decision import Latency, Quote, TokenEstimate
+from cachespec.pricing import Rates
+from cachespec.usage import Cost, Usage
+
+if TYPE_CHECKING:
+    from cachespec.backends.base import Estimate
+
+EXPECTED_OUTPUT = 400
+"""Output tokens expected of a request about which nothing was learned; never above its own limit."""
+
+
+def with_output(tokens: TokenEstimate, output_max: int | None) -> TokenEstimate:
+    """The estimate with its output side: what may come at most, and what is expected."""
+    expected = tokens.output_expected
+    if expected is None:
+        expected = EXPECTED_OUTPUT
+    if output_max is not None:
+        expected = min(expected, output_max)
+    return replace(tokens, output_expected=expected, output_max=output_max)
+
+
+def quote(rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, *, billing: Mapping[str, str] | None = None) -> Quote | None:
+    """Expected and worst cost in USD; None when the price or the size of the input is not known.
+
+    A local engine's time comes from its latency estimate; its worst case allows four times that (a busy machine).
+    """
+    if rates is None or tokens.input is None:
+        return None
+    seconds = _seconds(estimate.latency)
+    usage = Usage(
+        uncached=tokens.uncached if tokens.uncached is not None else tokens.input,
+        cache_read=tokens.cache_read or 0,
+        cache_write={"unspecified": tokens.cache_write} if tokens.cache_write else {},
+        output=tokens.output_expected or 0,
+    )
+    expected = rates.cost(usage, busy_s=seconds, billing=billing)
+    worst = rates.worst(
+        input_tokens=tokens.input if tokens.worst_input is None else tokens.worst_input,
+        output_tokens=tokens.output_max or tokens.output_expected or 0,
+        seconds=None if seconds is None else 4 * seconds,
+    )
+    return Quote(expected=expected.amount, worst=worst, source=rates.source, price_date=rates.price_date)
+
+
+def cut_usage(tokens: TokenEstimate, *, deltas: int, size: int) -> Usage:
+    """What a stream that ended without usage is taken to have used: its estimated input, and the output counted.
+
+    A delta is at least one token on every known protocol, and four bytes a token is the usual density, so the larger of
+    both is used. Marked as an estimate wherever it is shown (case A14).
+    """
+    return Usage(
+        uncached=tokens.uncached if tokens.uncached is not None else tokens.input,
+        cache_read=tokens.cache_read,
+        cache_write={"unspecified": tokens.cache_write} if tokens.cache_write else None,
+        output=max(deltas, -(-size // 4)),
+    )
+
+
+def estimated_cost(rates: Rates | None, usage: Usage, *, busy_s: float | None, billing: Mapping[str, str] | None) -> Cost:
+    """The price of an estimated usage; never above nothing when the price is unknown: then the amount is None."""
+    if rates is None or usage.uncached is None:
+        return Cost(amount=None, estimated=True, source=None, price_date=None)
+    return replace(rates.cost(usage, busy_s=busy_s, billing=billing), estimated=True)
+
+
+def _seconds(latency: Latency) -> float | None:
+    return None if latency.total_ms is None else latency.total_ms / 1000
+
+
+ZERO = Decimal(0)

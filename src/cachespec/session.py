@@ -1,0 +1,160 @@
+"""A conversation: an append-only history in memory, on one backend as long as that one is there.
+
+Nothing is stored anywhere else. The history only ever grows at its end, so each request extends the prefix of the one
+before it, and what is cached stays of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from cachespec.errors import InputError, StreamStateError
+from cachespec.events import Completion, Event
+from cachespec.messages import Message, MessageInput, SystemInput, ToolInput
+from cachespec.request import Request, build_request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from cachespec.client import Client
+    from cachespec.decision import Decision
+    from cachespec.stream import ResponseStream
+
+
+class Session:
+    """Keeps the history of one conversation. One turn at a time; a turn that fails or is left changes nothing.
+
+    ``session.messages`` is the history so far. Tool results are sent as the next turn's messages.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        system: SystemInput | None,
+        tools: Sequence[ToolInput] | None,
+        model: str | None,
+        tenant: str | None,
+        session_id: str,
+        tags: Sequence[str] | None,
+    ) -> None:
+        self.session_id = session_id
+        self._client = client
+        self._system, self._tools, self._model, self._tenant, self._tags = system, tools, model, tenant, tags
+        self._messages: tuple[Message, ...] = ()
+        self._busy = False
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The history: every finished turn's messages and answer."""
+        return self._messages
+
+    def stream(
+        self,
+        turn: str | Sequence[MessageInput],
+        *,
+        max_output_tokens: int | None = None,
+        temperature: float | None = None,
+        response_format: str | Mapping[str, Any] | type | None = None,
+        timeout: float | str | None = None,
+    ) -> SessionStream:
+        """The next turn: a user's text, or messages (tool results, several parts). Read to its end it joins the history."""
+        new = build_request(
+            turn,
+            system=self._system,
+            tools=self._tools,
+            model=self._model,
+            tenant=self._tenant,
+            session_id=self.session_id,
+            tags=self._tags,
+            max_output_tokens=max_output_tokens,
+            temperature=temperature,
+            response_format=response_format,
+            timeout=timeout,
+        )
+        return SessionStream(self, new)
+
+    async def complete(
+        self,
+        turn: str | Sequence[MessageInput],
+        *,
+        max_output_tokens: int | None = None,
+        temperature: float | None = None,
+        response_format: str | Mapping[str, Any] | type | None = None,
+        timeout: float | str | None = None,
+    ) -> Completion:
+        """The next turn's finished answer."""
+        stream = self.stream(
+            turn,
+            max_output_tokens=max_output_tokens,
+            temperature=temperature,
+            response_format=response_format,
+            timeout=timeout,
+        )
+        async with stream:
+            return await stream.get_final_completion()
+
+
+class SessionStream:
+    """A `ResponseStream` whose finished turn is added to its session's history."""
+
+    def __init__(self, session: Session, new: Request) -> None:
+        self._session, self._new = session, new
+        self._stream: ResponseStream | None = None
+
+    async def __aenter__(self) -> Self:
+        session = self._session
+        if session._busy:
+            raise StreamStateError("a session takes one turn at a time")
+        if not self._new.messages:
+            raise InputError("a turn needs a message that is not a system message", field="turn")
+        request = replace(self._new, messages=(*session._messages, *self._new.messages))
+        stream = session._client.stream_request(request)
+        session._busy = True
+        try:
+            await stream.__aenter__()
+        except BaseException:
+            session._busy = False
+            raise
+        self._stream = stream
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._stream is None:
+            return
+        try:
+            await self._stream.__aexit__(kind, error, traceback)
+        finally:
+            done = self._stream.completion
+            if done is not None:
+                session = self._session
+                session._messages = (*session._messages, *self._new.messages, done.message)
+            self._session._busy = False
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._open.__aiter__()
+
+    @property
+    def _open(self) -> ResponseStream:
+        if self._stream is None:
+            raise StreamStateError("enter the stream first: async with session.stream(...) as stream")
+        return self._stream
+
+    @property
+    def text_stream(self) -> AsyncIterator[str]:
+        """Only the text of the answer, piece by piece."""
+        return self._open.text_stream
+
+    @property
+    def decision(self) -> Decision:
+        """Why this backend."""
+        return self._open.decision
+
+    async def get_final_completion(self) -> Completion:
+        """Read what is left and return the finished answer."""
+        return await self._open.get_final_completion()
