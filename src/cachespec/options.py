@@ -193,6 +193,12 @@ def read(value: Any, annotation: Any, where: Where, *, context: Context = _PLAIN
         return _read_annotated(value, annotation, where, context)
     if origin is Union or origin is types.UnionType:
         return _read_union(value, annotation, where, context)
+    if (
+        isinstance(annotation, type)
+        and (annotation in (Decimal, Path) or is_dataclass(annotation))
+        and isinstance(value, annotation)
+    ):
+        return value  # from code, not from a file: made already
     if isinstance(annotation, typing.NewType):
         return read(value, annotation.__supertype__, where, context=context)
     if annotation is EnvRef or (annotation is str and _is_reference(value)) or (annotation is str and _is_secret(where)):
@@ -245,9 +251,10 @@ def _read_annotated(value: Any, annotation: Any, where: Where, context: Context)
     inner, *marks = get_args(annotation)
     for mark in marks:
         if isinstance(mark, PluginOf) and context.plugin is not None:
-            if not isinstance(value, Mapping):
+            if isinstance(value, Mapping):
+                return context.plugin(mark.family, value, where)
+            if not any(isinstance(member, type) and isinstance(value, member) for member in _members(inner)):
                 raise Problem(where, f"must be a table, not {show(value)}", hint='such as { use = "..." }')
-            return context.plugin(mark.family, value, where)
         if mark == "duration":
             try:
                 return parse_duration(value)
@@ -263,6 +270,8 @@ def _read_union(value: Any, annotation: Any, where: Where, context: Context) -> 
     tables = any((get_origin(m) or m) in (dict, Mapping) or is_dataclass(m) or typing.is_typeddict(m) for m in members)
     if str in members and not tables and (_is_reference(value) or _is_secret(where)):
         return _read_reference(value, annotation, where, context)
+    if value is None and type(None) in get_args(annotation):
+        return None  # only code can say so: TOML has no null
     deepest: Problem | None = None
     for member in sorted(members, key=lambda m: m is float):  # a whole number stays one where both are taken
         try:

@@ -78,7 +78,7 @@ def load(family: str, use: str) -> Callable[..., Any]:
         maybe = f"; did you mean {close!r}?" if close else ""
         known = ", ".join(sorted(found)) or "none"
         raise UnknownPluginError(
-            f"no {_singular(family)} plug-in is called {use!r}{maybe} (installed: {known}; one of your own: module:attribute)"
+            f"no plug-in for {family} is called {use!r}{maybe} (installed: {known}; one of your own: module:attribute)"
         )
     return _import(found[use], family)
 
@@ -131,10 +131,13 @@ def _make(
     values = read_table(factory, options, where, context=context, given=tuple(given))
     taken, more = options_of(factory)
     values |= {name: value for name, value in given.items() if more or name in taken}
-    made = call(factory, values, where)
+    return _offers(family, call(factory, values, where), where)
+
+
+def _offers(family: str, made: Any, where: Where) -> Any:
     missing = [name for name in _MEMBERS.get(family, ()) if not hasattr(made, name)]
     if missing:
-        raise Problem((*where, "use"), f"{use!r} makes no {_singular(family)}: it lacks {', '.join(missing)}")
+        raise Problem(where, f"a {type(made).__name__} is no {_singular(family)}: it lacks {', '.join(missing)}")
     return made
 
 
@@ -178,31 +181,84 @@ def split_use(table: Mapping[str, Any], where: Where) -> tuple[str, dict[str, An
     return use, options
 
 
-def build_backends(config: Config, environ: Mapping[str, str] | None = None) -> dict[str, Backend]:
-    """Make every configured backend, in the file's order; none is started. Raises as `create`, with file and line."""
-    return {
-        name: cast("Backend", _build(config, "backends", spec, ("backends", name), {"name": name}, environ))
-        for name, spec in config.backends.items()
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wired:
+    """A configuration with what it names, made; nothing is started."""
+
+    config: Config
+    backends: Mapping[str, Backend]
+    ledger: Ledger
+    routing: RoutingPolicy
 
 
-def build_ledger(config: Config, environ: Mapping[str, str] | None = None) -> Ledger:
-    """Make the configured ledger. Raises as `create`, with file and line."""
-    return cast("Ledger", _build(config, "ledgers", config.ledger, ("client", "ledger"), {}, environ))
+def build(config: Config, environ: Mapping[str, str] | None = None) -> Wired:
+    """Make what a configuration names. Raises as `create`, with file and line."""
+    return _wire(config, {}, environ)
 
 
-def build_routing(config: Config, environ: Mapping[str, str] | None = None) -> RoutingPolicy:
-    """Make the configured routing policy. Raises as `create`, with file and line."""
-    return cast("RoutingPolicy", _build(config, "routing", config.routing, ("policies", "routing"), {}, environ))
-
-
-def _build(
-    config: Config, family: str, spec: PluginSpec, where: Where, given: Mapping[str, Any], environ: Mapping[str, str] | None
-) -> Any:
+def build_backend(config: Config, name: str, environ: Mapping[str, str] | None = None) -> Backend:
+    """Make one of the backends of a configuration. Raises as `build`."""
+    spec, where = config.backends[name], ("backends", name)
     try:
-        return _make(family, spec.use, spec.options, where, given, environ)
+        return cast("Backend", _make("backends", spec.use, spec.options, where, {"name": name}, environ))
     except Problem as problem:
         raise config.error(problem) from problem.__cause__
+
+
+def wire(
+    *,
+    backends: Mapping[str, Any],
+    models: Mapping[str, Any] | None = None,
+    policies: Mapping[str, Any] | None = None,
+    ledger: Any = None,
+    environ: Mapping[str, str] | None = None,
+    **client: Any,
+) -> Wired:
+    """The same without a file: a backend, the ledger and ``policies["routing"]`` may each be a table or an object.
+
+    `client` holds the other keys of ``[client]``. Raises ConfigError with the key, and as `create`.
+    """
+    from cachespec.config import PluginSpec, read_config
+
+    made: dict[Where, Any] = {}
+
+    def table(value: Any, where: Where) -> Any:
+        if value is None or isinstance(value, Mapping):
+            return value
+        made[where] = value
+        return PluginSpec(use=f"{type(value).__module__}:{type(value).__qualname__}")
+
+    tree: dict[str, Any] = {
+        "client": dict(client),
+        "backends": {name: table(value, ("backends", name)) for name, value in backends.items()},
+        "models": {alias: {"backends": names} for alias, names in (models or {}).items()},
+        "policies": dict(policies or {}),
+    }
+    if ledger is not None:
+        tree["client"]["ledger"] = table(ledger, ("client", "ledger"))
+    if "routing" in tree["policies"]:
+        tree["policies"]["routing"] = table(tree["policies"]["routing"], ("policies", "routing"))
+    try:
+        config = read_config(tree)
+    except Problem as problem:
+        raise problem.error() from problem.__cause__
+    return _wire(config, made, environ)
+
+
+def _wire(config: Config, made: Mapping[Where, Any], environ: Mapping[str, str] | None) -> Wired:
+    def get(family: str, spec: PluginSpec, where: Where, given: Mapping[str, Any]) -> Any:
+        if where in made:
+            return _offers(family, made[where], where)
+        return _make(family, spec.use, spec.options, where, given, environ)
+
+    try:
+        backends = {n: get("backends", spec, ("backends", n), {"name": n}) for n, spec in config.backends.items()}
+        routing = get("routing", config.routing, ("policies", "routing"), {})
+        # The ledger comes last: it may open a file, and nothing may be left open when another part fails.
+        ledger = get("ledgers", config.ledger, ("client", "ledger"), {})
+    except Problem as problem:
+        raise config.error(problem) from problem.__cause__
+    return Wired(config=config, backends=backends, ledger=ledger, routing=routing)
 
 
 def _load_at(family: str, use: str, where: Where) -> Callable[..., Any]:
@@ -230,9 +286,9 @@ def _import(point: EntryPoint, family: str) -> Callable[..., Any]:
         raise
     except Exception as error:
         # A plug-in's module is foreign code and may fail in any way; whoever named it wants to know how.
-        raise UnknownPluginError(f"{_singular(family)} plug-in {point.name!r} cannot be loaded: {_why(error)}") from error
+        raise UnknownPluginError(f"the plug-in {point.name!r} for {family} cannot be loaded: {_why(error)}") from error
     if not callable(factory):
-        raise UnknownPluginError(f"{_singular(family)} plug-in {point.name!r} cannot be loaded: {point.value} is not callable")
+        raise UnknownPluginError(f"the plug-in {point.name!r} for {family} cannot be loaded: {point.value} is not callable")
     return cast("Callable[..., Any]", factory)
 
 
@@ -247,4 +303,4 @@ def _well_formed(module: str, attribute: str) -> bool:
 
 
 def _singular(family: str) -> str:
-    return {"backends": "backend", "ledgers": "ledger", "drafters": "drafter"}.get(family, family)
+    return {"backends": "backend", "ledgers": "ledger", "drafters": "drafter", "routing": "routing policy"}.get(family, family)
