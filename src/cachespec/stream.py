@@ -140,12 +140,7 @@ class ResponseStream:
     @property
     def text_stream(self) -> AsyncIterator[str]:
         """Only the text of the answer, piece by piece."""
-        return self._texts()
-
-    async def _texts(self) -> AsyncIterator[str]:
-        async for event in self:
-            if type(event) is TextDelta:
-                yield event.text
+        return _Texts(self)
 
     async def until_done(self) -> None:
         """Read to the end and drop the events."""
@@ -328,3 +323,19 @@ class ResponseStream:
             finally:
                 await self._call.settle(outcome, ttft_ms=self._ttft, total_ms=total)
 
+
+
+class _Texts:
+    """The text of a stream. A class, since an async generator that is left early waits for the garbage collector."""
+
+    def __init__(self, stream: ResponseStream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        while True:
+            event = await self._stream.__anext__()
+            if type(event) is TextDelta:
+                return event.text

@@ -66,7 +66,7 @@ def next_attempt(
     if not usable:
         return None
     state.attempt_number = max(sum(f.backend == name for f in sent) for name in usable)
-    wait = tenacity.wait_exponential_jitter(initial=rule.first_delay_s, max=rule.max_delay_s, jitter=rule.first_delay_s)
+    wait = tenacity.wait_exponential_jitter(multiplier=rule.first_delay_s, max=rule.max_delay_s, jitter=rule.first_delay_s)
     pause = float(wait(state))
     ready = {name: _ready_at(name, failures, pause) for name in usable}
     best = min(usable, key=lambda name: ready[name])
