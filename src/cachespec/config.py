@@ -1,6 +1,6 @@
 """The configuration file: strict TOML into frozen values, or a `ConfigError` that names file, line, key and nearest name.
 
-The file's shape is written once, as the dataclasses `_File`, `_Client`, `_Policies` and `_Alias`; reading, messages and
+The file's shape is written once, as the dataclasses `ConfigFile`, `_Client`, `_Policies` and `_Alias`; reading, messages and
 the published schema (`schema.py`) all follow from their annotations. Plug-in options are held against the plug-in's own
 signature, so a wrong one is found before anything is made. Secrets are not read here: a file names environment variables,
 and they are looked up when a backend is built.
@@ -45,8 +45,8 @@ class Config:
     """A whole, valid configuration.
 
     `models` maps each alias to its backends. `timeout` is seconds for all attempts together (None: no deadline). `salt` is
-    the tenant salt's secret. `caching` None: the caller's own marks pass through. `generation` counts reloads. `notes` say what was left out (only
-    by `auto_config`). `path` and `text` are the file's, for messages.
+    the tenant salt's secret. `caching` None: the caller's own marks pass through. `generation` counts reloads. `notes` say
+    what was left out (only by `auto_config`). `path` and `text` are the file's, for messages.
     """
 
     backends: Mapping[str, PluginSpec]
@@ -122,7 +122,9 @@ class _Policies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
+class ConfigFile:
+    """The file's tables; what is left out has the defaults of `Config`."""
+
     backends: Mapping[str, Annotated[PluginSpec, PluginOf("backends")]]
     client: _Client = _Client()
     models: Mapping[str, _Alias] = field(default_factory=dict)
@@ -241,8 +243,8 @@ def _references(tree: Any, where: Where) -> Iterator[tuple[Where, str]]:
 
 def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | None = None, generation: int = 1) -> Config:
     """The same from a tree of tables, which may hold values already made. Raises `Problem`."""
-    values = read_table(_File, tree, (), context=Context(plugin=_plugin))
-    file = _File(**values)
+    values = read_table(ConfigFile, tree, (), context=Context(plugin=_plugin))
+    file = ConfigFile(**values)
     raise_all([*_names(file), *_budgets_and_rules(file)])
     client, policies = file.client, file.policies
     default = client.model
@@ -277,7 +279,7 @@ def _plugin(family: str, table: Mapping[str, Any], where: Where) -> PluginSpec:
     return PluginSpec(use=use, options=options)
 
 
-def _names(file: _File) -> Iterator[Problem]:
+def _names(file: ConfigFile) -> Iterator[Problem]:
     """Aliases, backends and the default model must name each other."""
     if not file.backends:
         yield Problem(("backends",), "no backend is configured", hint='such as [backends.claude] with use = "anthropic"')
@@ -300,7 +302,7 @@ def _names(file: _File) -> Iterator[Problem]:
             yield Problem(("client", "model"), f"no alias or backend is called {default!r}", hint=suggestion(default, known))
 
 
-def _budgets_and_rules(file: _File) -> Iterator[Problem]:
+def _budgets_and_rules(file: ConfigFile) -> Iterator[Problem]:
     models = [*file.models, *file.backends]
     for i, rule in enumerate(file.policies.rules):
         where: Where = ("policies", "rules", i)

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
@@ -26,8 +27,9 @@ from cachespec.errors import CachespecError, ConfigError, InputError, UnknownPlu
 
 Where: TypeAlias = tuple[str | int, ...]
 PositiveInt: TypeAlias = Annotated[int, "positive"]
+MONEY = r"[0-9]+(?:\.[0-9]+)?"
 SECRETS = ("api_key", "secret", "password", "token")
-_COLLECTIONS: Mapping[Any, Callable[[Iterable[Any]], Any]] = types.MappingProxyType(
+COLLECTIONS: Mapping[Any, Callable[[Iterable[Any]], Any]] = types.MappingProxyType(
     {list: list, tuple: tuple, Sequence: tuple, Iterable: tuple, set: frozenset, frozenset: frozenset}
 )
 
@@ -77,11 +79,13 @@ class Problem(Exception):
 class Context:
     """What reading needs besides: what to make of a plug-in's table, and the environment to take references from.
 
-    Without `environ` a reference stays an `EnvRef`: nothing secret is read to check a file.
+    `references` lets text be ``{ env = "NAME" }``, as plug-in options may. Without `environ` a reference stays an `EnvRef`:
+    nothing secret is read to check a file.
     """
 
     plugin: Callable[[str, Mapping[str, Any], Where], Any] | None = None
     environ: Mapping[str, str] | None = None
+    references: bool = False
 
 
 _PLAIN = Context()
@@ -201,7 +205,7 @@ def read(value: Any, annotation: Any, where: Where, *, context: Context = _PLAIN
         return value  # from code, not from a file: made already
     if isinstance(annotation, typing.NewType):
         return read(value, annotation.__supertype__, where, context=context)
-    if annotation is EnvRef or (annotation is str and _is_reference(value)) or (annotation is str and _is_secret(where)):
+    if annotation is EnvRef or (annotation is str and _wants_reference(value, where, context)):
         return _read_reference(value, annotation, where, context)
     if annotation in (Any, object):
         return value
@@ -209,14 +213,14 @@ def read(value: Any, annotation: Any, where: Where, *, context: Context = _PLAIN
         return float(value)
     if annotation in (str, int, bool) and type(value) is annotation:
         return value
-    if annotation is Decimal and isinstance(value, str):
-        return _read_money(value, where)
+    if annotation is Decimal and isinstance(value, str) and re.fullmatch(MONEY, value):
+        return Decimal(value)
     if annotation is Path and isinstance(value, str):
         return Path(value)
     if origin is Literal and any(value == item and type(value) is type(item) for item in get_args(annotation)):
         return value
     base = origin or annotation
-    if base in _COLLECTIONS:
+    if base in COLLECTIONS:
         return _read_items(value, annotation, base, where, context)
     if base in (dict, Mapping) and isinstance(value, Mapping):
         kind = (get_args(annotation) or (str, Any))[1]
@@ -268,7 +272,7 @@ def _read_annotated(value: Any, annotation: Any, where: Where, context: Context)
 def _read_union(value: Any, annotation: Any, where: Where, context: Context) -> Any:
     members = [member for member in get_args(annotation) if member is not type(None)]
     tables = any((get_origin(m) or m) in (dict, Mapping) or is_dataclass(m) or typing.is_typeddict(m) for m in members)
-    if str in members and not tables and (_is_reference(value) or _is_secret(where)):
+    if str in members and not tables and _wants_reference(value, where, context):
         return _read_reference(value, annotation, where, context)
     if value is None and type(None) in get_args(annotation):
         return None  # only code can say so: TOML has no null
@@ -297,23 +301,13 @@ def _read_reference(value: Any, annotation: Any, where: Where, context: Context)
     return secret
 
 
-def _read_money(value: str, where: Where) -> Decimal:
-    try:
-        amount = Decimal(value)
-    except InvalidOperation:
-        amount = Decimal("nan")
-    if not amount.is_finite() or amount < 0:
-        raise Problem(where, f'must be an amount of USD as text, such as "0.40", not {show(value)}')
-    return amount
-
-
 def _read_items(value: Any, annotation: Any, base: Any, where: Where, context: Context) -> Any:
     kinds = get_args(annotation) or (Any,)
     if base in (set, frozenset) and isinstance(value, str):
         value = [value]
     if not isinstance(value, list | tuple):
         raise Problem(where, _mismatch(value, annotation, where), hint=_hint(value, annotation))
-    return _each(enumerate(value), _COLLECTIONS[base], lambda i, item: read(item, kinds[0], (*where, i), context=context))
+    return _each(enumerate(value), COLLECTIONS[base], lambda i, item: read(item, kinds[0], (*where, i), context=context))
 
 
 def _read_typed_dict(value: Any, annotation: Any, where: Where, context: Context) -> dict[str, Any]:
@@ -355,8 +349,9 @@ def is_secret_name(name: str) -> bool:
     return name in SECRETS or name.endswith(tuple(f"_{word}" for word in SECRETS))
 
 
-def _is_secret(where: Where) -> bool:
-    return bool(where) and isinstance(where[-1], str) and is_secret_name(where[-1])
+def _wants_reference(value: Any, where: Where, context: Context) -> bool:
+    last = where[-1] if where else None
+    return context.references and (_is_reference(value) or (isinstance(last, str) and is_secret_name(last)))
 
 
 def show(value: Any) -> str:
@@ -422,7 +417,7 @@ def describe(annotation: Any) -> str:
     if isinstance(annotation, typing.NewType):
         return describe(annotation.__supertype__)
     base = origin or annotation
-    if base in _COLLECTIONS:
+    if base in COLLECTIONS:
         inner = describe((get_args(annotation) or (Any,))[0])
         return inner if inner == _NOT_IN_A_FILE else f"a list ({inner} each)"
     if base in (dict, Mapping) or is_dataclass(annotation) or typing.is_typeddict(annotation):

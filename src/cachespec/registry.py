@@ -89,7 +89,7 @@ def check(family: str, use: str, options: Mapping[str, Any], where: Where, *, gi
     Raises `Problem` (unknown plug-in, unknown key, wrong type, something missing) or MissingDependencyError.
     """
     factory = _load_at(family, use, where)
-    read_table(factory, options, where, context=Context(plugin=nested), given=given)
+    read_table(factory, options, where, context=Context(plugin=nested, references=True), given=given)
 
 
 def nested(family: str, table: Mapping[str, Any], where: Where) -> Any:
@@ -127,7 +127,7 @@ def _make(
     family: str, use: str, options: Mapping[str, Any], where: Where, given: Mapping[str, Any], environ: Mapping[str, str] | None
 ) -> Any:
     factory = _load_at(family, use, where)
-    context = Context(plugin=nested, environ=os.environ if environ is None else environ)
+    context = Context(plugin=nested, environ=os.environ if environ is None else environ, references=True)
     values = read_table(factory, options, where, context=context, given=tuple(given))
     taken, more = options_of(factory)
     values |= {name: value for name, value in given.items() if more or name in taken}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from cachespec.decision import Ask, Offer, Reason
+from cachespec.durations import Duration
 from cachespec.usage import money_text
 
 
@@ -23,8 +24,8 @@ class Cheapest:
         max_total: longest total time, in seconds.
     """
 
-    max_ttft: float | None = None
-    max_total: float | None = None
+    max_ttft: Duration | None = None
+    max_total: Duration | None = None
 
     def rank(self, ask: Ask, offers: Sequence[Offer]) -> Sequence[Offer]:
         late = {o.backend: self._late(o) for o in offers}
