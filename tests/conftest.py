@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ("tests.wire.fixtures",)
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

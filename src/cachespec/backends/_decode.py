@@ -250,12 +250,12 @@ class EventDecoder(ABC):
         self._head = None
         if start.strip() and not start.startswith((b":", *_FIELDS)):
             self._plain = []
-        return start
+        return data
 
     def _keep(self, plain: list[bytes], data: bytes) -> None:
         self._plain_size += len(data)
         if self._plain_size > MAX_EVENT:
-            raise self._no_stream(plain[0])
+            raise self._no_stream((plain or [data])[0])
         plain.append(data)
 
     def _whole_body(self, body: bytes, out: list[Event]) -> None:
