@@ -382,8 +382,6 @@ def _messages(spec: Spec, usage: bool, echo: str | None) -> Iterator[Frame]:
     for index, block in enumerate(whole["content"]):
         kind = block["type"]
         opening = block | _EMPTY.get(kind, {})
-            kind, {}
-        )
         yield ("content" if kind == "tool_use" else "start"), event("content_block_start", index=index, content_block=opening)
         if kind == "thinking":
             for text in REASONING_TEXT:
