@@ -141,20 +141,25 @@ def _part_of(part: int | None, total: int | None, *, part_field: str, total_fiel
 def usage_from_chat(payload: Mapping[str, Any]) -> Usage:
     """Chat Completions, and servers that speak it (DeepSeek's hit and miss counts, a bare ``cached_tokens``).
 
-    Some servers (xAI) leave reasoning out of `completion_tokens` and in `total_tokens`; then it is added to the output.
+    Two habits of such servers: reasoning left out of `completion_tokens` but not of `total_tokens` (xAI) is added to the
+    output; tokens counted as read *and* as written (OpenRouter for Gemini, where one request does both) count once, as
+    written, which is the dearer.
     """
     fields = _Fields(payload)
     details = fields.inside("prompt_tokens_details")
     hit, miss = fields.count("prompt_cache_hit_tokens"), fields.count("prompt_cache_miss_tokens")
     total = _first(fields.count("prompt_tokens"), None if hit is None or miss is None else hit + miss)
-    part_field = "prompt_tokens_details.cached_tokens" if hit is None else "prompt_cache_hit_tokens"
+    read = _first(details.count("cached_tokens"), hit, fields.count("cached_tokens"))
     written = details.count("cache_write_tokens")
+    if read and written and total is not None and max(read, written) <= total < read + written:
+        read = max(read - written, 0)
+    cached_field = "prompt_tokens_details.cached_tokens" if hit is None else "prompt_cache_hit_tokens"
     uncached, read, writes = _inclusive(
         total,
-        _first(details.count("cached_tokens"), hit, fields.count("cached_tokens")),
+        read,
         None if written is None else _named({"30m": written}),
         total_field="prompt_tokens",
-        part_field=part_field if written is None else "prompt_tokens_details",
+        part_field=cached_field if not written else "prompt_tokens_details",
     )
     output = fields.count("completion_tokens")
     reasoning = fields.inside("completion_tokens_details").count("reasoning_tokens")

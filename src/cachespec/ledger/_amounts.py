@@ -1,4 +1,4 @@
-"""Money inside a ledger: whole numbers of 1e-12 USD, so that sums are exact and compare the same in every store."""
+"""What every ledger shares: money as whole numbers of 1e-12 USD (so sums are exact everywhere), times, accounts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
 
 from cachespec.errors import InputError
+from cachespec.ledger.base import Hold
 
 UNITS = 12
 MOST = 2**63 - 1
@@ -47,3 +48,8 @@ def to_micros(moment: datetime | None) -> int:
 
 def from_micros(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
+
+
+def accounts_of(hold: Hold) -> tuple[str, ...]:
+    """Every counter that a hold adds to, once each: its own, and those of its limits."""
+    return tuple(dict.fromkeys((*hold.accounts, *(limit.account for limit in hold.limits))))

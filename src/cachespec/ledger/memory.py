@@ -1,39 +1,93 @@
-"""A ledger in this process's memory: exact and atomic among its tasks and threads, gone when the process ends."""
+"""A ledger in this process's memory: exact and atomic among its tasks and threads, gone when the process ends.
+
+It stays small in a process that runs for months: sums are kept, single entries only the last `keep`, and of older
+spending just 16 bytes a request and account, from which any window can be summed.
+"""
 
 from __future__ import annotations
 
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from cachespec.decision import BudgetState
 from cachespec.errors import BudgetExceededError, LedgerError
-from cachespec.ledger._amounts import from_micros, from_units, limit_units, to_micros, to_units
+from cachespec.ledger._amounts import accounts_of, from_micros, from_units, limit_units, to_micros, to_units
 from cachespec.ledger.base import Entry, Hold, Limit, Settlement, Totals
+
+_REMEMBERED = 4096  # settled ids kept, so that settling twice is told from settling what never was
 
 
 @dataclass(slots=True)
-class _Spend:
-    """A counter: what was spent on one account since one moment."""
+class _Account:
+    """One counter: its open reservations, its spending in order of time, and the sums of the windows asked for."""
 
-    since: int
-    units: int
+    held: set[str] = field(default_factory=set)
+    times: array[int] = field(default_factory=lambda: array("q"))
+    units: array[int] = field(default_factory=lambda: array("q"))
+    windows: dict[int, int] = field(default_factory=dict)
+
+    def spend(self, now: int, units: int) -> None:
+        at = max(now, self.times[-1]) if self.times else now  # a clock that was set back must not unsort them
+        self.times.append(at)
+        self.units.append(units)
+        for since in self.windows:
+            if at >= since:
+                self.windows[since] += units
+
+    def since(self, moment: int) -> int:
+        if moment not in self.windows:
+            self.windows[moment] = sum(self.units[bisect_left(self.times, moment) :])
+        return self.windows[moment]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Running totals of one tenant, or of all."""
+
+    requests: int = 0
+    units: int = 0
+    estimated: int = 0
+    unpriced: int = 0
+    uncached: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    output: int = 0
+
+    def add(self, settlement: Settlement, units: int | None) -> None:
+        self.requests += 1
+        self.units += units or 0
+        self.estimated += settlement.estimated
+        self.unpriced += units is None
+        if settlement.usage is not None:
+            self.uncached += settlement.usage.uncached or 0
+            self.cache_read += settlement.usage.cache_read or 0
+            self.cache_write += settlement.usage.written or 0
+            self.output += settlement.usage.output or 0
 
 
 class MemoryLedger:
-    """See `cachespec.ledger.base.Ledger`. `clock` gives Unix time in seconds."""
+    """See `cachespec.ledger.base.Ledger`.
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+    Args:
+        keep: how many of the last entries `entries` can return; sums and budgets cover all.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(self, *, keep: int = 1000, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[Hold, int, float]] = {}  # hold, units, lease end
-        self._held: dict[str, set[str]] = {}  # reservations by account
-        self._entries: list[Entry] = []
-        self._settled: set[str] = set()
-        self._by_account: dict[str, list[tuple[int, int]]] = {}  # (when, units)
-        self._spent: dict[str, dict[int, _Spend]] = {}
+        self._open: dict[str, tuple[Hold, int, int]] = {}  # hold, units, end of the lease
+        self._accounts: dict[str, _Account] = {}
+        self._entries: deque[Entry] = deque(maxlen=keep)
+        self._settled: dict[str, None] = {}
+        self._all = _Sums()
+        self._tenants: dict[str, _Sums] = {}
         self._secrets: dict[str, bytes] = {}
         self._closed = False
 
@@ -44,7 +98,7 @@ class MemoryLedger:
         with self._lock:
             self._check_open()
             for limit, most in limits:
-                spent, reserved = self._spent_since(limit.account, to_micros(limit.since)), self._reserved(limit.account)
+                spent, reserved = self._look(limit)
                 if spent + reserved + units > most:
                     raise BudgetExceededError(
                         scope=limit.scope,
@@ -55,9 +109,9 @@ class MemoryLedger:
                         resets_at=limit.resets_at,
                     )
             reservation = secrets.token_hex(16)
-            self._open[reservation] = (hold, units, self._clock() + hold.lease_s)
+            self._open[reservation] = (hold, units, self._now() + round(hold.lease_s * 1_000_000))
             for account in accounts_of(hold):
-                self._held.setdefault(account, set()).add(reservation)
+                self._account(account).held.add(reservation)
             return reservation
 
     async def settle(self, reservation: str, settlement: Settlement) -> None:
@@ -69,12 +123,18 @@ class MemoryLedger:
                 return
             if reservation not in self._open:
                 raise LedgerError(f"memory ledger: unknown reservation {reservation}")
-            hold = self._drop(reservation)
-            self._settled.add(reservation)
-            now = round(self._clock() * 1_000_000)
+            hold, now = self._drop(reservation), self._now()
+            self._settled[reservation] = None
+            if len(self._settled) > _REMEMBERED:
+                del self._settled[next(iter(self._settled))]
+            self._all.add(settlement, units)
+            if hold.tenant is not None:
+                self._tenants.setdefault(hold.tenant, _Sums()).add(settlement, units)
+            for account in accounts_of(hold) if units else ():
+                self._account(account).spend(now, units or 0)
             self._entries.append(
                 Entry(
-                    id=len(self._entries) + 1,
+                    id=self._all.requests,
                     at=from_micros(now),
                     backend=hold.backend,
                     model=hold.model,
@@ -88,11 +148,6 @@ class MemoryLedger:
                     request_id=settlement.request_id,
                 )
             )
-            for account in accounts_of(hold) if units else ():
-                self._by_account.setdefault(account, []).append((now, units or 0))
-                for spend in self._spent.get(account, {}).values():
-                    if now >= spend.since:
-                        spend.units += units or 0
 
     async def release(self, reservation: str) -> None:
         """See `Ledger.release`."""
@@ -104,29 +159,36 @@ class MemoryLedger:
     def snapshot(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
         """See `Ledger.snapshot`: exact here."""
         with self._lock:
-            return tuple(
-                BudgetState(
-                    scope=limit.scope,
-                    limit=limit.limit,
-                    spent=from_units(self._spent_since(limit.account, to_micros(limit.since))),
-                    reserved=from_units(self._reserved(limit.account)),
-                )
-                for limit in limits
-            )
+            seen = [(limit, *self._look(limit)) for limit in limits]
+        return tuple(
+            BudgetState(scope=limit.scope, limit=limit.limit, spent=from_units(spent), reserved=from_units(reserved))
+            for limit, spent, reserved in seen
+        )
 
     async def refresh(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
         """The state of these limits now; what `snapshot` returns from then on."""
         return self.snapshot(limits)
 
     async def entries(self, *, limit: int | None = None, tenant: str | None = None) -> tuple[Entry, ...]:
-        """See `Ledger.entries`."""
+        """See `Ledger.entries`: at most the last `keep` of all tenants together."""
         with self._lock:
             newest = [e for e in reversed(self._entries) if tenant is None or e.tenant == tenant]
-            return tuple(newest if limit is None else newest[: max(limit, 0)])
+        return tuple(newest if limit is None else newest[: max(limit, 0)])
 
     async def totals(self, *, tenant: str | None = None) -> Totals:
         """See `Ledger.totals`."""
-        return totals_of(await self.entries(tenant=tenant))
+        with self._lock:
+            sums = self._all if tenant is None else self._tenants.get(tenant, _Sums())
+            return Totals(
+                requests=sums.requests,
+                amount=from_units(sums.units),
+                estimated=sums.estimated,
+                unpriced=sums.unpriced,
+                uncached=sums.uncached,
+                cache_read=sums.cache_read,
+                cache_write=sums.cache_write,
+                output=sums.output,
+            )
 
     async def secret(self, name: str) -> bytes:
         """32 random bytes, made at the first call and kept as long as this ledger: the salt of tenants' keys."""
@@ -134,48 +196,28 @@ class MemoryLedger:
             return self._secrets.setdefault(name, secrets.token_bytes(32))
 
     async def aclose(self) -> None:
-        """See `Ledger.aclose`. Reading stays possible."""
+        """See `Ledger.aclose`. What was recorded stays readable."""
         self._closed = True
 
     def _check_open(self) -> None:
         if self._closed:
             raise LedgerError("memory ledger: closed")
 
-    def _spent_since(self, account: str, since: int) -> int:
-        windows = self._spent.setdefault(account, {})
-        if since not in windows:
-            units = sum(u for at, u in self._by_account.get(account, ()) if at >= since)
-            windows[since] = _Spend(since, units)
-        return windows[since].units
+    def _account(self, name: str) -> _Account:
+        if name not in self._accounts:
+            self._accounts[name] = _Account()
+        return self._accounts[name]
 
-    def _reserved(self, account: str) -> int:
-        now = self._clock()
-        open_ = (self._open[r] for r in self._held.get(account, ()))
-        return sum(units for _, units, end in open_ if end > now)
+    def _look(self, limit: Limit) -> tuple[int, int]:
+        account, now = self._account(limit.account), self._now()
+        reserved = sum(units for _, units, end in map(self._open.__getitem__, account.held) if end > now)
+        return account.since(to_micros(limit.since)), reserved
 
     def _drop(self, reservation: str) -> Hold:
         hold = self._open.pop(reservation)[0]
         for account in accounts_of(hold):
-            self._held[account].discard(reservation)
+            self._accounts[account].held.discard(reservation)
         return hold
 
-
-def accounts_of(hold: Hold) -> tuple[str, ...]:
-    """Every counter that a hold adds to, once each: its own, and those of its limits."""
-    return tuple(dict.fromkeys((*hold.accounts, *(limit.account for limit in hold.limits))))
-
-
-def totals_of(entries: Iterable[Entry]) -> Totals:
-    """Sums over entries. Counts that were not reported add nothing."""
-    rows = list(entries)
-    usages = [e.usage for e in rows if e.usage is not None]
-    return Totals(
-        requests=len(rows),
-        amount=sum((e.amount for e in rows if e.amount is not None), start=from_units(0)),
-        estimated=sum(e.estimated for e in rows),
-        unpriced=sum(e.amount is None for e in rows),
-        uncached=sum(u.uncached or 0 for u in usages),
-        cache_read=sum(u.cache_read or 0 for u in usages),
-        cache_write=sum(u.written or 0 for u in usages),
-        output=sum(u.output or 0 for u in usages),
-    )
+    def _now(self) -> int:
+        return round(self._clock() * 1_000_000)

@@ -1,0 +1,241 @@
+"""Prices of tokens and of time as frozen values, and the arithmetic on them: microseconds, no I/O.
+
+How a token without a price of its own class is billed, and when that makes a cost `estimated`:
+
+====================================  ===========================================================  =========
+tokens                                billed as                                                    estimated
+====================================  ===========================================================  =========
+reads, no read price                  input                                                        yes
+reads not reported, a read is cheaper input (an upper bound)                                       yes [1]_
+writes, no write price                input                                                        yes
+writes ``"unspecified"``              5m (Anthropic's default lifetime)                            yes
+writes ``"12h"``, no such price       30m (OpenAI publishes no other)                              yes
+writes of another unpriced lifetime   the dearest write that is listed                             yes
+a service tier that is not listed     the standard price                                           yes
+input or output, no price             the cost is None                                             no
+====================================  ===========================================================  =========
+
+.. [1] Not where silence is an answer: Gemini leaves the count out on a miss, Cohere's billed units are all it bills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import ROUND_HALF_EVEN, Decimal
+
+from cachespec.usage import WRITE_TTLS, Cost, Usage
+
+Tiers = tuple[tuple[int, Decimal], ...]
+"""USD per million tokens by size of the request: the price of the last tier whose start its input tokens exceed."""
+
+INPUT, READ, WRITE, OUTPUT, REASONING, REQUEST = "input", "cache_read", "cache_write", "output", "reasoning", "request"
+_MILLION = Decimal(1_000_000)
+_TINY = Decimal("1e-12")
+
+_NEUTRAL = frozenset({"default", "standard", "standard_only", "auto", "on_demand", "global", "not_available", ""})
+"""Values of billing facts that mean the standard price."""
+
+
+def _at_size(tiers: Tiers, input_tokens: int) -> Decimal:
+    price = tiers[0][1]
+    for start, tier in tiers[1:]:
+        if input_tokens > start:
+            price = tier
+    return price
+
+
+def _dearest(tiers: Tiers, input_tokens: int) -> Decimal:
+    return max(price for i, (start, price) in enumerate(tiers) if i == 0 or input_tokens > start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceList:
+    """Prices by class (`input`, `cache_read`, a write lifetime, `output`...), valid from a date or at a time of day (UTC)."""
+
+    prices: Mapping[str, Tiers]
+    start: date | None = None
+    hours: tuple[time, time] | None = None
+    when: tuple[tuple[str, str], ...] = ()
+
+    def active(self, at: datetime) -> bool:
+        if self.start is not None:
+            return at.date() >= self.start
+        if self.hours is not None:
+            begin, end = self.hours
+            now = at.time()
+            return begin <= now < end if begin <= end else now >= begin or now < end
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRates:
+    """Prices per token. `lists` in order of precedence, the last one always valid; `variants` for tiers of the response."""
+
+    source: str
+    price_date: str | None
+    lists: tuple[PriceList, ...]
+    variants: tuple[PriceList, ...] = ()
+    silent_reads: bool = False
+    """Reads that were not reported did not happen (see the module's footnote)."""
+
+    def cost(
+        self,
+        usage: Usage,
+        *,
+        busy_s: float | None = None,
+        billing: Mapping[str, str] | None = None,
+        at: datetime | None = None,
+    ) -> Cost:
+        """See `Rates.cost`. `busy_s` plays no part in a price per token."""
+        moment = _utc(at)
+        prices, estimated, day = self._prices(moment, billing)
+        total = usage.input_tokens
+        unknown = Cost(amount=None, estimated=False, source=self.source, price_date=day)
+        if total is None or usage.output is None:
+            return unknown
+        amount = Decimal(0)
+        for count, tiers, assumed in _billed(usage, prices):
+            if tiers is None:
+                return unknown
+            amount += count * _at_size(tiers, total)
+            estimated |= assumed
+        if usage.cache_read is None and usage.uncached and not self.silent_reads:
+            estimated |= READ in prices and _at_size(prices[READ], total) < _at_size(prices[INPUT], total)
+        return Cost(amount=amount / _MILLION, estimated=estimated, source=self.source, price_date=day)
+
+    def worst(
+        self,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        seconds: float | None = None,
+        billing: Mapping[str, str] | None = None,
+        at: datetime | None = None,
+    ) -> Decimal | None:
+        """See `Rates.worst`. Covers every time of day, and a dated change within a day."""
+        moment = _utc(at)
+        moments = [moment, moment + timedelta(days=1)]
+        moments += [datetime.combine(moment.date(), p.hours[0], UTC) for p in self.lists if p.hours]
+        bounds = [_worst(self._prices(m, billing)[0], input_tokens, output_tokens) for m in moments]
+        known = [b for b in bounds if b is not None]
+        return max(known) if len(known) == len(bounds) else None
+
+    def _prices(self, at: datetime, billing: Mapping[str, str] | None) -> tuple[Mapping[str, Tiers], bool, str | None]:
+        """The prices in force, whether a billing fact could not be priced, and since when they are valid."""
+        base = next((p for p in self.lists if p.active(at)), self.lists[-1])
+        day = base.start.isoformat() if base.start and base.active(at) else self.price_date
+        facts = _facts(billing)
+        if not facts:
+            return base.prices, False, day
+        prices, known = dict(base.prices), {key for key, value in facts.items() if value in _NEUTRAL}
+        chosen: dict[str, Tiers] = {}
+        for variant in self.variants:
+            if variant.active(at) and all(facts.get(key) == value for key, value in variant.when):
+                known.update(key for key, _ in variant.when)
+                chosen = {**variant.prices, **chosen}
+        prices.update(chosen)
+        return prices, len(known) < len(facts), day
+
+
+def _facts(billing: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Billing facts that may change a price. Anthropic's and Gemini's batch tier is the table's `processing`."""
+    facts = {key: value for key, value in (billing or {}).items() if isinstance(value, str)}
+    if facts.get("service_tier") == "batch":
+        facts["processing"] = facts.pop("service_tier")
+    return facts
+
+
+def _billed(usage: Usage, prices: Mapping[str, Tiers]) -> Iterator[tuple[int, Tiers | None, bool]]:
+    """(count, price, assumed) of every class that has tokens."""
+    plain = prices.get(INPUT)
+    if usage.uncached:
+        yield usage.uncached, plain, False
+    if usage.cache_read:
+        yield usage.cache_read, prices.get(READ, plain), READ not in prices
+    for ttl, count in (usage.cache_write or {}).items():
+        if count:
+            yield count, *_write_price(prices, ttl)
+    output, reasoning = usage.output or 0, 0
+    if REASONING in prices and usage.reasoning:
+        reasoning = min(usage.reasoning, output)
+        yield reasoning, prices[REASONING], False
+    if output > reasoning:
+        yield output - reasoning, prices.get(OUTPUT), False
+    if REQUEST in prices:
+        yield 1, prices[REQUEST], False
+
+
+def _write_price(prices: Mapping[str, Tiers], ttl: str) -> tuple[Tiers | None, bool]:
+    """The price of a write and whether it is an assumption. `WRITE` is the table's price for the default lifetime."""
+    if ttl in prices:
+        return prices[ttl], False
+    default = {"5m": WRITE, "unspecified": "5m", "12h": "30m"}.get(ttl, WRITE)
+    if default != WRITE and default in prices:
+        return prices[default], True
+    if WRITE in prices:
+        # A table with a one-hour price is Anthropic's, and its default lifetime is 5m; without one it is OpenAI's 30m.
+        sure = ttl == "5m" or (ttl == "30m" and "1h" not in prices)
+        return prices[WRITE], not sure
+    listed = [prices[name] for name in WRITE_TTLS if name in prices]
+    return (max(listed, key=lambda tiers: tiers[-1][1]) if listed else prices.get(INPUT)), True
+
+
+def _worst(prices: Mapping[str, Tiers], input_tokens: int, output_tokens: int) -> Decimal | None:
+    if INPUT not in prices or (output_tokens and OUTPUT not in prices):
+        return None
+    inputs = [prices[name] for name in (INPUT, READ, WRITE, *WRITE_TTLS) if name in prices]
+    outputs = [prices[name] for name in (OUTPUT, REASONING) if name in prices]
+    amount = input_tokens * max(_dearest(t, input_tokens) for t in inputs)
+    if output_tokens:
+        amount += output_tokens * max(_dearest(t, input_tokens) for t in outputs)
+    if REQUEST in prices:
+        amount += _dearest(prices[REQUEST], input_tokens)
+    return amount / _MILLION
+
+
+def _utc(at: datetime | None) -> datetime:
+    """Naive times are UTC."""
+    if at is None:
+        return datetime.now(UTC)
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HourlyRates:
+    """A local engine billed by busy time: seconds x price per hour / 3600, to 12 decimals."""
+
+    per_hour: Decimal
+    source: str = field(default="config", init=False)
+    price_date: str | None = field(default=None, init=False)
+
+    def cost(
+        self,
+        usage: Usage,
+        *,
+        busy_s: float | None = None,
+        billing: Mapping[str, str] | None = None,
+        at: datetime | None = None,
+    ) -> Cost:
+        """See `Rates.cost`: None while the seconds are not known."""
+        return Cost(amount=self._price(busy_s), estimated=False, source=self.source, price_date=None)
+
+    def worst(
+        self,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        seconds: float | None = None,
+        billing: Mapping[str, str] | None = None,
+        at: datetime | None = None,
+    ) -> Decimal | None:
+        """See `Rates.worst`: `seconds` is the longest the request may run."""
+        return self._price(seconds)
+
+    def _price(self, seconds: float | None) -> Decimal | None:
+        if not self.per_hour:
+            return Decimal(0)
+        if seconds is None:
+            return None
+        return (Decimal(repr(float(seconds))) * self.per_hour / 3600).quantize(_TINY, ROUND_HALF_EVEN)

@@ -1,0 +1,433 @@
+"""A ledger in one SQLite file, shared by any number of tasks, threads and processes of one machine.
+
+- **One atomic step.** A reservation is one ``BEGIN IMMEDIATE`` transaction: SQLite lets one writer in at a time, whatever
+  process it is in, so nothing comes between the check of the limits and the reservation.
+- **One connection** per ledger, used by one worker thread at a time: a second one could not write in parallel anyway, and
+  readers of the same ledger then see their own writes. The event loop never waits for the disk.
+- **Exact.** Amounts are whole numbers of 1e-12 USD. What an account spent since a window began is kept in a counter that
+  every settlement adds to, so a reservation costs the same after a million requests.
+- **Crashes.** A process that dies loses nothing that was settled; its reservations free their room when the lease ends,
+  and can still be settled afterwards. Write-ahead logging with ``synchronous=NORMAL`` survives a crash of the process;
+  after a loss of *power* the last transactions since the log was last synced may be missing, the file stays consistent.
+  ``durable=True`` syncs each transaction (a few milliseconds on most disks) and loses none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from cachespec.decision import BudgetState
+from cachespec.errors import BudgetExceededError, LedgerError
+from cachespec.ledger._amounts import accounts_of, from_micros, from_units, limit_units, to_micros, to_units
+from cachespec.ledger.base import Entry, Hold, Limit, Settlement, Totals
+from cachespec.usage import Usage
+
+APPLICATION_ID = 0x63_73_70_63  # "cspc"
+SCHEMA_VERSION = 1
+_HOUR, _DAY = 3_600_000_000, 86_400_000_000  # microseconds
+_WINDOWS = 16  # windows of one account whose last known state is kept
+_KEEP_UNSETTLED = 30 * _DAY  # a reservation whose process died may be settled this long after its lease
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE reservations (
+    id TEXT PRIMARY KEY, accounts TEXT NOT NULL, expires INTEGER NOT NULL,
+    backend TEXT NOT NULL, model TEXT NOT NULL, tenant TEXT, session_id TEXT, tags TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE holds (
+    account TEXT NOT NULL, reservation TEXT NOT NULL, units INTEGER NOT NULL, expires INTEGER NOT NULL,
+    PRIMARY KEY (account, reservation)
+) WITHOUT ROWID;
+CREATE TABLE entries (
+    id INTEGER PRIMARY KEY, reservation TEXT NOT NULL UNIQUE, at INTEGER NOT NULL,
+    backend TEXT NOT NULL, model TEXT NOT NULL, tenant TEXT, session_id TEXT, tags TEXT NOT NULL,
+    units INTEGER, estimated INTEGER NOT NULL, outcome TEXT NOT NULL, request_id TEXT, price_source TEXT,
+    usage TEXT, uncached INTEGER NOT NULL, cache_read INTEGER NOT NULL, cache_write INTEGER NOT NULL, output INTEGER NOT NULL
+);
+CREATE INDEX entries_by_tenant ON entries (tenant, id);
+CREATE TABLE spends (
+    account TEXT NOT NULL, at INTEGER NOT NULL, entry INTEGER NOT NULL, units INTEGER NOT NULL,
+    PRIMARY KEY (account, at, entry)
+) WITHOUT ROWID;
+CREATE TABLE counters (
+    account TEXT NOT NULL, since INTEGER NOT NULL, units TEXT NOT NULL, used INTEGER NOT NULL,
+    PRIMARY KEY (account, since)
+) WITHOUT ROWID;
+"""
+# Sums in two halves: SQLite's own sum fails beyond 63 bits.
+_SUM = "COALESCE(SUM(units >> 32), 0), COALESCE(SUM(units & 4294967295), 0)"
+
+T = TypeVar("T")
+
+
+def _whole(halves: tuple[int, int]) -> int:
+    high, low = halves
+    return (high << 32) + low
+
+
+class SqliteLedger:
+    """See `cachespec.ledger.base.Ledger`. The file is opened, and made where it is missing, at the first call.
+
+    Args:
+        path: the file; its folder must exist. A missing file is created readable by its owner only.
+        durable: sync every transaction to disk (see the module's docstring).
+        busy_s: how long to wait for another process's transaction, in seconds, before a LedgerError.
+        clock: Unix time in seconds; all processes of one file should agree on it.
+    """
+
+    def __init__(
+        self, path: str, *, durable: bool = False, busy_s: float = 10.0, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = Path(path).expanduser()
+        self._durable, self._busy_s, self._clock = durable, busy_s, clock
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._closed = False
+        self._limiter: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("ledger")
+        self._known: dict[str, dict[int, tuple[int, int]]] = {}  # account, since: spent and reserved, last seen
+        self._writes = 0
+
+    # -- the ledger contract ---------------------------------------------------------------------------------------
+
+    async def reserve(self, hold: Hold) -> str:
+        """See `Ledger.reserve`. A cancelled caller leaves no reservation behind."""
+        units = to_units(hold.amount, field="amount", up=True)
+        limits = [(limit, limit_units(limit.limit)) for limit in hold.limits]
+        reservation = secrets.token_hex(16)
+        given_up = threading.Event()
+
+        def work(db: sqlite3.Connection) -> None:
+            if not given_up.is_set():
+                self._reserve(db, reservation, hold, units, limits)
+
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        try:
+            await self._run(work)
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        except anyio.get_cancelled_exc_class():
+            # The worker may be in the middle of it, or not begun: it takes the lock before the release, or never.
+            given_up.set()
+            with suppress(LedgerError):  # then the lease frees it
+                await self.release(reservation)
+            raise
+        return reservation
+
+    async def settle(self, reservation: str, settlement: Settlement) -> None:
+        """See `Ledger.settle`. When it cannot be written the reservation stays, and settling may be tried again."""
+        units = None if settlement.amount is None else to_units(settlement.amount, field="amount")
+        await self._run(lambda db: self._settle(db, reservation, settlement, units))
+
+    async def release(self, reservation: str) -> None:
+        """See `Ledger.release`."""
+        await self._run(lambda db: self._release(db, reservation))
+
+    def snapshot(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
+        """See `Ledger.snapshot`: as of this process's last reserve, settle, release or `refresh` of these accounts.
+
+        A limit never seen counts as unspent; `refresh` reads it.
+        """
+        return tuple(self._state(limit) for limit in limits)
+
+    async def refresh(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
+        """Read the state of these limits, other processes' spending included; `snapshot` returns it from then on."""
+
+        def work(db: sqlite3.Connection) -> None:
+            with self._transaction(db):
+                for limit in limits:
+                    self._look(db, limit.account, to_micros(limit.since))
+
+        await self._run(work)
+        return self.snapshot(limits)
+
+    async def entries(self, *, limit: int | None = None, tenant: str | None = None) -> tuple[Entry, ...]:
+        """See `Ledger.entries`."""
+        where, values = ("", ()) if tenant is None else ("WHERE tenant = ? ", (tenant,))
+        names = "id, at, backend, model, tenant, session_id, tags, units, estimated, usage, outcome, request_id"
+        query = f"SELECT {names} FROM entries {where}ORDER BY id DESC LIMIT ?"  # noqa: S608
+        most = -1 if limit is None else max(limit, 0)
+        rows = await self._run(lambda db: db.execute(query, (*values, most)).fetchall())
+        return tuple(_entry(row) for row in rows)
+
+    async def totals(self, *, tenant: str | None = None) -> Totals:
+        """See `Ledger.totals`."""
+        where, values = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
+        sums = ", ".join(f"COALESCE(SUM({c}), 0)" for c in ("estimated", "uncached", "cache_read", "cache_write", "output"))
+        query = f"SELECT COUNT(*), COUNT(*) - COUNT(units), {_SUM}, {sums} FROM entries {where}"  # noqa: S608
+        row = await self._run(lambda db: db.execute(query, values).fetchone())
+        requests, unpriced, high, low, estimated, uncached, cache_read, cache_write, output = row
+        return Totals(
+            requests=requests,
+            amount=from_units(_whole((high, low))),
+            estimated=estimated,
+            unpriced=unpriced,
+            uncached=uncached,
+            cache_read=cache_read,
+            cache_write=cache_write,
+            output=output,
+        )
+
+    async def secret(self, name: str) -> bytes:
+        """32 random bytes kept in the file under `name`, made at the first call: the salt of tenants' keys."""
+
+        def work(db: sqlite3.Connection) -> bytes:
+            with self._transaction(db):
+                fresh = secrets.token_bytes(32)
+                db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (f"secret:{name}", fresh))
+                row = db.execute("SELECT value FROM meta WHERE name = ?", (f"secret:{name}",)).fetchone()
+            return bytes(row[0])
+
+        return await self._run(work)
+
+    async def aclose(self) -> None:
+        """See `Ledger.aclose`."""
+
+        def work() -> None:
+            with self._lock:
+                self._closed = True
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(work)
+
+    # -- transactions (in a worker thread, under the lock) ---------------------------------------------------------
+
+    def _reserve(
+        self, db: sqlite3.Connection, reservation: str, hold: Hold, units: int, limits: Iterable[tuple[Limit, int]]
+    ) -> None:
+        accounts = accounts_of(hold)
+        with self._transaction(db):
+            now = self._now()
+            for limit, most in limits:
+                spent, reserved = self._look(db, limit.account, to_micros(limit.since))
+                if spent + reserved + units > most:
+                    raise BudgetExceededError(
+                        scope=limit.scope,
+                        limit=limit.limit,
+                        spent=from_units(spent),
+                        reserved=from_units(reserved),
+                        requested=from_units(units),
+                        resets_at=limit.resets_at,
+                    )
+            expires = now + round(hold.lease_s * 1_000_000)
+            facts = (hold.backend, hold.model, hold.tenant, hold.session_id, json.dumps(hold.tags))
+            row = (reservation, json.dumps(accounts), expires, *facts)
+            db.execute("INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            db.executemany("INSERT INTO holds VALUES (?, ?, ?, ?)", [(a, reservation, units, expires) for a in accounts])
+            self._sweep(db, now)
+        self._looked(accounts, 0, units)
+
+    def _settle(self, db: sqlite3.Connection, reservation: str, settlement: Settlement, units: int | None) -> None:
+        with self._transaction(db):
+            row = db.execute(
+                "SELECT accounts, backend, model, tenant, session_id, tags FROM reservations WHERE id = ?", (reservation,)
+            ).fetchone()
+            if row is None:
+                if db.execute("SELECT 1 FROM entries WHERE reservation = ?", (reservation,)).fetchone() is None:
+                    raise LedgerError(f"ledger {self.path}: unknown reservation {reservation}")
+                return
+            accounts, now, usage = json.loads(row[0]), self._now(), settlement.usage
+            counts = (0, 0, 0, 0)
+            if usage is not None:
+                counts = (usage.uncached or 0, usage.cache_read or 0, usage.written or 0, usage.output or 0)
+            facts = (units, settlement.estimated, settlement.outcome, settlement.request_id, settlement.price_source)
+            values = (reservation, now, *row[1:], *facts, _usage_text(usage), *counts)
+            names = (
+                "reservation, at, backend, model, tenant, session_id, tags, units, estimated, outcome, request_id, "
+                "price_source, usage, uncached, cache_read, cache_write, output"
+            )
+            marks = ", ".join("?" * len(values))
+            entry = db.execute(f"INSERT INTO entries ({names}) VALUES ({marks})", values).lastrowid  # noqa: S608
+            held = self._drop(db, reservation)
+            for account in accounts if units else ():
+                db.execute("INSERT INTO spends VALUES (?, ?, ?, ?)", (account, now, entry, units))
+                for since, known in db.execute(
+                    "SELECT since, units FROM counters WHERE account = ? AND since <= ?", (account, now)
+                ).fetchall():
+                    db.execute(
+                        "UPDATE counters SET units = ? WHERE account = ? AND since = ?",
+                        (str(int(known) + (units or 0)), account, since),
+                    )
+        self._looked(accounts, units or 0, -held)
+
+    def _release(self, db: sqlite3.Connection, reservation: str) -> None:
+        with self._transaction(db):
+            row = db.execute("SELECT accounts FROM reservations WHERE id = ?", (reservation,)).fetchone()
+            held = 0 if row is None else self._drop(db, reservation)
+        if row is not None:
+            self._looked(json.loads(row[0]), 0, -held)
+
+    def _drop(self, db: sqlite3.Connection, reservation: str) -> int:
+        """Delete a reservation; return the units it held."""
+        accounts = json.loads(db.execute("SELECT accounts FROM reservations WHERE id = ?", (reservation,)).fetchone()[0])
+        held = 0
+        for account in accounts:
+            key = (account, reservation)
+            row = db.execute("SELECT units FROM holds WHERE account = ? AND reservation = ?", key).fetchone()
+            held = row[0] if row else held
+            db.execute("DELETE FROM holds WHERE account = ? AND reservation = ?", key)
+        db.execute("DELETE FROM reservations WHERE id = ?", (reservation,))
+        return held
+
+    def _look(self, db: sqlite3.Connection, account: str, since: int) -> tuple[int, int]:
+        """What an account spent since a moment, and what is reserved on it now."""
+        now = self._now()
+        row = db.execute("SELECT units, used FROM counters WHERE account = ? AND since = ?", (account, since)).fetchone()
+        if row is None:
+            halves = db.execute(f"SELECT {_SUM} FROM spends WHERE account = ? AND at >= ?", (account, since)).fetchone()  # noqa: S608
+            spent = _whole(halves)
+            # A window that ended is not asked for again; should it be, its counter is made anew.
+            db.execute("DELETE FROM counters WHERE account = ? AND used < ?", (account, now - 2 * _DAY))
+            db.execute("INSERT INTO counters VALUES (?, ?, ?, ?)", (account, since, str(spent), now))
+        else:
+            spent = int(row[0])
+            if row[1] < now - _HOUR:
+                db.execute("UPDATE counters SET used = ? WHERE account = ? AND since = ?", (now, account, since))
+        halves = db.execute(f"SELECT {_SUM} FROM holds WHERE account = ? AND expires > ?", (account, now)).fetchone()  # noqa: S608
+        reserved = _whole(halves)
+        windows = self._known.setdefault(account, {})
+        windows[since] = (spent, reserved)
+        if len(windows) > _WINDOWS:
+            del windows[min(windows)]
+        return spent, reserved
+
+    def _looked(self, accounts: Iterable[str], spent: int, reserved: int) -> None:
+        """Carry a committed change over to what `snapshot` shows."""
+        for account in accounts:
+            windows = self._known.get(account, {})
+            for since, (known_spent, known_reserved) in windows.items():
+                windows[since] = (known_spent + spent, max(known_reserved + reserved, 0))
+
+    def _sweep(self, db: sqlite3.Connection, now: int) -> None:
+        """Now and then drop what nobody will ask for: ended leases, and reservations long dead."""
+        self._writes += 1
+        if self._writes % 256 == 1:
+            db.execute("DELETE FROM holds WHERE expires <= ?", (now,))
+            db.execute("DELETE FROM reservations WHERE expires <= ?", (now - _KEEP_UNSETTLED,))
+
+    def _state(self, limit: Limit) -> BudgetState:
+        spent, reserved = self._known.get(limit.account, {}).get(to_micros(limit.since), (0, 0))
+        return BudgetState(scope=limit.scope, limit=limit.limit, spent=from_units(spent), reserved=from_units(reserved))
+
+    def _now(self) -> int:
+        return round(self._clock() * 1_000_000)
+
+    # -- the connection --------------------------------------------------------------------------------------------
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in a worker thread with the connection; never cut off in the middle."""
+
+        def call() -> T:
+            with self._lock:
+                try:
+                    return work(self._open())
+                except (sqlite3.Error, OSError) as error:
+                    raise LedgerError(f"ledger {self.path}: {error}") from error
+
+        limiter = self._limiter.get(None)
+        if limiter is None:
+            limiter = anyio.CapacityLimiter(1)
+            self._limiter.set(limiter)
+        with anyio.CancelScope(shield=True):
+            result = await anyio.to_thread.run_sync(call, limiter=limiter)
+        return result  # noqa: RET504 - mypy: a cancel scope may swallow
+
+    @contextmanager
+    def _transaction(self, db: sqlite3.Connection) -> Iterator[None]:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+    def _open(self) -> sqlite3.Connection:
+        if self._closed:
+            raise LedgerError(f"ledger {self.path}: closed")
+        if self._connection is None:
+            if not self.path.exists():
+                # Its own mode, because the file holds a secret; SQLite gives the log files the same.
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            db = sqlite3.connect(self.path, timeout=self._busy_s, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(db)
+            except BaseException:
+                db.close()
+                raise
+            self._connection = db
+        return self._connection
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        """Refuse a file that is not ours before anything is written to it; make the tables in an empty one."""
+        if self._foreign_or_empty(db):
+            deadline = time.monotonic() + self._busy_s
+            while True:  # SQLite does not wait by itself where two processes change the mode at once
+                try:
+                    db.execute("PRAGMA journal_mode = WAL")
+                    break
+                except sqlite3.OperationalError as error:
+                    if "locked" not in str(error) or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.005)
+            with self._transaction(db):
+                if self._foreign_or_empty(db):
+                    for statement in _SCHEMA.split(";"):
+                        db.execute(statement)
+                    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
+
+    def _foreign_or_empty(self, db: sqlite3.Connection) -> bool:
+        """True for an empty database; LedgerError for one that is not a ledger, or a newer one."""
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        (tables,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if not tables and application == 0:
+            return True
+        if application != APPLICATION_ID:
+            raise LedgerError(f"ledger {self.path}: not a cachespec ledger (an SQLite file of another program)")
+        if version != SCHEMA_VERSION:
+            raise LedgerError(f"ledger {self.path}: schema version {version}, this cachespec reads {SCHEMA_VERSION}")
+        return False
+
+
+def _usage_text(usage: Usage | None) -> str | None:
+    if usage is None:
+        return None
+    facts = usage.to_dict()
+    del facts["input_tokens"]
+    return json.dumps(facts)
+
+
+def _entry(row: Sequence[Any]) -> Entry:
+    id_, at, backend, model, tenant, session_id, tags, units, estimated, usage, outcome, request_id = row
+    return Entry(
+        id=id_,
+        at=from_micros(at),
+        backend=backend,
+        model=model,
+        tenant=tenant,
+        session_id=session_id,
+        tags=tuple(json.loads(tags)),
+        amount=None if units is None else from_units(units),
+        estimated=bool(estimated),
+        usage=None if usage is None else Usage(**json.loads(usage)),
+        outcome=outcome,
+        request_id=request_id,
+    )
