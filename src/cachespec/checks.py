@@ -16,7 +16,16 @@ MAX_DEPTH = 200
 
 def kind_of(value: object) -> str:
     """The name of a value's type as a person writing JSON would say it."""
-    names: dict[type, str] = {type(None): "null", dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
+    names: dict[type, str] = {
+        type(None): "null",
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        tuple: "a list",
+        dict: "an object",
+    }
     return names.get(type(value), f"a {type(value).__name__}")
 
 

@@ -22,16 +22,20 @@ from cachespec.messages import (
     ToolResultPart,
 )
 
+_RESPONSES_CONTENT = ("input_image", "input_file", "refusal")
 _MARK_KEYS = {"anthropic": "cache_control", "openai": "prompt_cache_breakpoint"}
 
 
 def message_to_dict(message: Message) -> dict[str, Any]:
     """The message as one dictionary. Its values are the message's own, not copies."""
+    match message.parts:
+        case [OpaquePart(dialect="responses", raw=raw)] if raw.get("type") not in _RESPONSES_CONTENT:
+            return dict(raw)  # an item of its own, which has no place inside a message
     out: dict[str, Any] = {"role": message.role}
     if message.name is not None:
         out["name"] = message.name
     parts = list(message.parts)
-    match parts:
+    match message.parts:
         case [ToolResultPart(mark=None, extra=None) as result] if message.role == "tool":
             out["tool_call_id"] = result.id
             out["content"] = _content(result.content)

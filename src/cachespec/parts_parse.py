@@ -39,6 +39,10 @@ Dialect: TypeAlias = Literal["chat", "responses", "messages"]
 
 PART_TYPES: tuple[type, ...] = get_args(Part)
 MARKS: dict[str, Literal["anthropic", "openai"]] = {"cache_control": "anthropic", "prompt_cache_breakpoint": "openai"}
+_CONTENT_KEYS = frozenset(
+    ["text", "content", "output", "input", "arguments", "source", "image_url", "thinking", "summary", "function"]
+    + ["role", "call_id", "tool_use_id", "tool_call_id", "tool_calls", "is_error", "detail"]
+)
 OPAQUE: dict[str, Dialect] = {
     "refusal": "chat",
     "input_audio": "chat",
@@ -72,7 +76,9 @@ def parse_part(raw: object, where: str, dialect: Dialect | None = None) -> Part:
     owner = OPAQUE.get(kind)
     if owner is None and kind.endswith("_tool_result"):
         owner = "messages"
-    if owner is None or (kind == "refusal" and dialect == "responses"):
+    if kind == "refusal" and dialect == "responses":
+        owner = "responses"
+    if owner is None:
         known = [*READERS, *OPAQUE]
         if dialect is None or get_close_matches(kind, known, 1, 0.85):
             raise InputError(f"unknown kind of content {kind!r}{nearest(kind, known)}", field=f"{where}.type")
@@ -95,14 +101,17 @@ def read_mark(raw: Mapping[str, Any], where: str) -> CacheMark | None:
 
 
 def read_rest(raw: Mapping[str, Any], known: tuple[str, ...], where: str) -> JSON | None:
-    """The fields beside the known ones, copied; a near miss of a known name is refused as a slip of the pen."""
+    """The fields beside the known ones, copied.
+
+    A near miss of a known name is refused as a slip of the pen, and so is what holds content in another kind of part.
+    """
     if raw.keys() <= set(known):
         return None
     rest = {}
     for key, value in raw.items():
         if key in known or key in MARKS or value is None:
             continue
-        if not isinstance(key, str) or get_close_matches(key, (*known, *MARKS), 1, 0.8):
+        if key in _CONTENT_KEYS or not isinstance(key, str) or get_close_matches(key, (*known, *MARKS), 1, 0.8):
             check_keys({key: value}, (*known, *MARKS), where)
         rest[key] = copy_json(value, f"{where}.{key}")
     return rest or None
@@ -258,8 +267,12 @@ def _thinking(raw: Mapping[str, Any], where: str, _: Dialect | None) -> Reasonin
 def _reasoning(raw: Mapping[str, Any], where: str, _: Dialect | None) -> ReasoningPart:
     """A Responses reasoning item: its text is the full reasoning where the vendor gives it, else the summary."""
     item = copy_json(raw, where)
-    texts = item.get("content") or item.get("summary") or []
-    text = "".join(check_text(part.get("text"), f"{where}.text") for part in texts if isinstance(part, dict))
+    texts: list[str] = []
+    for key in ("content", "summary"):
+        for i, part in enumerate([] if texts or not item.get(key) else check_list(item[key], f"{where}.{key}")):
+            field = f"{where}.{key}[{i}]"
+            texts.append(check_text(check_mapping(part, field).get("text"), f"{field}.text"))
+    text = "".join(texts)
     return ReasoningPart(text=text, raw=item, provider="openai")
 
 

@@ -6,10 +6,9 @@ nothing vendor-specific crosses from one attempt to the next.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from cachespec.checks import (
     check_int,
@@ -35,7 +34,7 @@ from cachespec.messages import Message, MessageInput, SystemInput, TextPart, Too
 from cachespec.messages_parse import parse_messages, parse_system
 from cachespec.tools_parse import parse_tools
 
-__all__ = ["CacheMode", "Reasoning", "Request", "ResponseFormat", "ToolChoice", "build_request", "parse_answer"]
+__all__ = ["CacheMode", "Reasoning", "Request", "ResponseFormat", "ToolChoice", "build_request"]
 
 CacheMode: TypeAlias = Literal["auto", "off", "no-write"]
 
@@ -140,30 +139,6 @@ def build_request(
         cache=cache,
         extra={} if extra is None else {name: _fields(fields, name) for name, fields in check_mapping(extra, "extra").items()},
     )
-
-
-def parse_answer(request: Request, text: str) -> tuple[Any, str | None]:
-    """The answer as `response_format` wants it, and a warning where it is not what was asked for (then the value is None).
-
-    Text formats give ``(None, None)``. Never raises: an answer that does not parse has still been paid for.
-    """
-    wanted = request.response_format
-    if wanted is None or wanted.kind == "text":
-        return None, None
-    try:
-        if wanted.model is not None:
-            return wanted.model.model_validate_json(text), None
-        value = json.loads(text, parse_constant=_no_constant)
-    except Exception as error:  # noqa: BLE001 - a model's validators are the caller's code and may raise anything
-        problem = " ".join(str(error).split())
-        return None, f"the answer does not parse as {wanted.name if wanted.model else 'JSON'}: {problem[:300]}"
-    if wanted.kind == "json" and not isinstance(value, dict):
-        return None, "the answer is JSON, but not an object"
-    return value, None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _names(value: str | Sequence[str] | None, where: str) -> tuple[str, ...]:
