@@ -94,9 +94,7 @@ class ClientCall:
         verdict = self._verdict = self._decider.decide(self._asked, failed=self._failed, choose=self._choose)
         decision = verdict.decision
         asked = self._asked.ask
-        self._telemetry.tell(
-            Decided(tenant=asked.tenant, session_id=asked.session_id, tags=asked.tags, decision=decision)
-        )
+        self._telemetry.tell(Decided(tenant=asked.tenant, session_id=asked.session_id, tags=asked.tags, decision=decision))
         if decision.chosen is None or decision.plan is None:
             raise route_error(verdict)
         offer = decision.candidates[0]
@@ -154,9 +152,7 @@ class ClientCall:
         delay = 0.0 if plan is None else plan.delay_s
         following = None if plan is None else plan.backend
         number = len(self._failures)
-        self._telemetry.tell(
-            AttemptFailed(attempt=number, backend=name, error=error, next_backend=following, delay_s=delay)
-        )
+        self._telemetry.tell(AttemptFailed(attempt=number, backend=name, error=error, next_backend=following, delay_s=delay))
         if plan is None:
             for earlier in self._failures[:-1]:
                 error.add_note(f"earlier: {earlier.backend}: {type(earlier.error).__name__}: {earlier.error}")
@@ -275,4 +271,3 @@ class ClientCall:
             warnings=tuple(dict.fromkeys(notes)),
         )
         return done if finished is None else self._middleware.completion(self._asked.request, done)
-

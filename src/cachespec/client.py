@@ -21,7 +21,7 @@ from cachespec.clock import Clock, SystemClock
 from cachespec.config import Config
 from cachespec.decide import Asked, Decider, Settings, Verdict
 from cachespec.decision import Decision
-from cachespec.errors import StreamStateError
+from cachespec.errors import ConfigError, StreamStateError
 from cachespec.events import Completion
 from cachespec.ledger.base import Ledger
 from cachespec.messages import MessageInput, SystemInput, ToolInput
@@ -85,9 +85,7 @@ class Client:
         )
         self._setup(wired, middleware=middleware, hooks=hooks, clock=clock)
 
-    def _setup(
-        self, wired: Wired, *, middleware: Sequence[Middleware], hooks: Sequence[Hook], clock: Clock | None
-    ) -> None:
+    def _setup(self, wired: Wired, *, middleware: Sequence[Middleware], hooks: Sequence[Hook], clock: Clock | None) -> None:
         config = wired.config
         settings = Settings(
             models=config.models,
@@ -98,6 +96,9 @@ class Client:
             budgets=config.budgets,
             generation=config.generation,
         )
+        for name, backend in wired.backends.items():
+            if backend.name != name:
+                raise ConfigError(f"this backend calls itself {backend.name!r}; give both one name", key=f"backends.{name}")
         self.backends, self.ledger, self.config = wired.backends, wired.ledger, config
         self._decider = Decider(self.backends, wired.routing, self.ledger, settings)
         self._retries: RetryRule = config.retries
@@ -158,7 +159,8 @@ class Client:
         self._closed = True
         failures: list[Exception] = []
         with anyio.CancelScope(shield=True):
-            for part in (*self.backends.values(), self.ledger):
+            parts: list[Backend | Ledger] = [*self.backends.values(), self.ledger]
+            for part in parts:
                 try:
                     await part.aclose()
                 except Exception as error:  # noqa: BLE001 - one that fails to close must not keep the others open

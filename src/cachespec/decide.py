@@ -134,9 +134,7 @@ class Decider:
         budgets = applied(self._settings.budgets, ask)
         return Asked(request=request, prompt=build_prompt(request), ask=ask, candidates=candidates, budgets=budgets)
 
-    def decide(
-        self, asked: Asked, *, failed: Mapping[str, CachespecError] | None = None, choose: str | None = None
-    ) -> Verdict:
+    def decide(self, asked: Asked, *, failed: Mapping[str, CachespecError] | None = None, choose: str | None = None) -> Verdict:
         """Filter, price, rank, plan. `failed` are candidates that fell since; `choose` is the one to try again now."""
         start = perf_counter()
         errors: dict[str, CachespecError] = {}
@@ -216,9 +214,7 @@ class Decider:
         )
         return request, offer
 
-    def _budget(
-        self, name: str, asked: Asked, worst: Decimal | None, errors: dict[str, CachespecError]
-    ) -> list[Reason]:
+    def _budget(self, name: str, asked: Asked, worst: Decimal | None, errors: dict[str, CachespecError]) -> list[Reason]:
         hard = [b for b in asked.budgets if b.rule.mode == "hard"]
         if not hard:
             return []
@@ -231,7 +227,12 @@ class Decider:
             if budget.rule.scope == "request" and worst > budget.limit.limit:
                 zero = Decimal(0)
                 error = BudgetExceededError(
-                    scope=budget.limit.scope, limit=budget.limit.limit, spent=zero, reserved=zero, requested=worst, resets_at=None
+                    scope=budget.limit.scope,
+                    limit=budget.limit.limit,
+                    spent=zero,
+                    reserved=zero,
+                    requested=worst,
+                    resets_at=None,
                 )
                 errors[name] = error
                 return [Reason("budget", str(error))]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from cachespec.decision import Latency, Quote, TokenEstimate
@@ -32,7 +31,9 @@ def with_output(tokens: TokenEstimate, output_max: int | None) -> TokenEstimate:
     return replace(tokens, output_expected=expected, output_max=output_max)
 
 
-def quote(rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, *, billing: Mapping[str, str] | None = None) -> Quote | None:
+def quote(
+    rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, *, billing: Mapping[str, str] | None = None
+) -> Quote | None:
     """Expected and worst cost in USD; None when the price or the size of the input is not known.
 
     A local engine's time comes from its latency estimate; its worst case allows four times that (a busy machine).
@@ -46,7 +47,7 @@ def quote(rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, *, bil
         cache_write={"unspecified": tokens.cache_write} if tokens.cache_write else {},
         output=tokens.output_expected or 0,
     )
-    expected = rates.cost(usage, busy_s=seconds, billing=billing)
+    expected = rates.cost(usage, busy_s=seconds)
     worst = rates.worst(
         input_tokens=tokens.input if tokens.worst_input is None else tokens.worst_input,
         output_tokens=tokens.output_max or tokens.output_expected or 0,
@@ -78,6 +79,3 @@ def estimated_cost(rates: Rates | None, usage: Usage, *, busy_s: float | None, b
 
 def _seconds(latency: Latency) -> float | None:
     return None if latency.total_ms is None else latency.total_ms / 1000
-
-
-ZERO = Decimal(0)

@@ -8,6 +8,7 @@ request settled, exactly once.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from time import perf_counter
@@ -104,9 +105,7 @@ class ResponseStream:
                 await self._leave("cancelled" if cancelled else "left")
             except LedgerError as failure:
                 # Leaving raises nothing of ours; the reservation stays and counts until its lease ends.
-                import logging
-
-                logging.getLogger("cachespec").error("a request that was left could not be settled: %s", failure)
+                logging.getLogger("cachespec").warning("a request that was left could not be settled: %s", failure)
 
     async def aclose(self) -> None:
         """Stop now: close the upstream and settle what was used. The same as leaving the ``async with`` block."""
@@ -212,10 +211,9 @@ class ResponseStream:
         assert attempt is not None  # noqa: S101 - `_open_any` set it
         if self._deadline is None:
             return await attempt.read()
-        with anyio.CancelScope(deadline=self._deadline) as scope:
+        with anyio.CancelScope(deadline=self._deadline):
             return await attempt.read()
-        if scope.cancelled_caught:
-            raise self._late()
+        raise self._late()
 
     def _late(self) -> RequestTimeoutError:
         chosen = self._call.decision.chosen
@@ -231,11 +229,10 @@ class ResponseStream:
                 if self._deadline is None:
                     await self._open_one()
                     return
-                with anyio.CancelScope(deadline=self._deadline) as scope:
+                with anyio.CancelScope(deadline=self._deadline):
                     await self._open_one()
                     return
-                if scope.cancelled_caught:
-                    raise self._late()
+                raise self._late()
             except CachespecError as error:
                 await self._failed(error)
 
@@ -322,7 +319,6 @@ class ResponseStream:
                 await self._close()
             finally:
                 await self._call.settle(outcome, ttft_ms=self._ttft, total_ms=total)
-
 
 
 class _Texts:

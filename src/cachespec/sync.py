@@ -37,9 +37,7 @@ class ResponseStream:
         self._portal.call(self._stream.__aenter__)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._portal.call(self._stream.__aexit__, kind, error, traceback)
 
     def __iter__(self) -> Iterator[Event]:
@@ -143,9 +141,7 @@ class Client:
             self._exit = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._client = None
         self._exit.__exit__(kind, error, traceback)
 
@@ -328,9 +324,7 @@ class Client:
     ) -> Session:
         """See `cachespec.Client.session`."""
         portal, client = self._open
-        session = client.session(
-            system=system, tools=tools, model=model, tenant=tenant, session_id=session_id, tags=tags
-        )
+        session = client.session(system=system, tools=tools, model=model, tenant=tenant, session_id=session_id, tags=tags)
         return Session(portal, session)
 
 

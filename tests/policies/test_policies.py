@@ -1,0 +1,166 @@
+"""Policies are pure functions: each one by itself, on hand-written values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from cachespec.decision import Ask, Latency, Reason
+from cachespec.errors import (
+    AuthenticationError,
+    BudgetExceededError,
+    ContextLengthError,
+    OverloadedError,
+    RateLimitError,
+    ServerError,
+)
+from cachespec.policies.budgets import accounts, applied, window
+from cachespec.policies.retries import Failure, NextAttempt, next_attempt
+from cachespec.policies.routing import Cheapest, Pinned, stay
+from cachespec.rules import BudgetRule, RetryRule
+from cachespec.testing import _offer as offer
+from cachespec.testing import check_routing
+
+ASK = Ask(
+    alias="assistant",
+    tenant="acme",
+    session_id="s",
+    tags=("a", "b", "a"),
+    tools=False,
+    max_output_tokens=100,
+    timeout_s=60.0,
+    now=datetime(2026, 3, 29, 0, 30, tzinfo=UTC).timestamp(),
+)
+
+
+def names(offers: Any) -> list[str]:
+    return [o.backend for o in offers]
+
+
+@pytest.mark.parametrize("policy", [Cheapest(), Cheapest(max_ttft=0.2), Cheapest(max_total=0.01), Pinned(backend="b1")])
+def test_routing_policies_pass_the_contract(policy: Any) -> None:
+    check_routing(policy)
+
+
+def test_the_contract_test_catches_a_policy_that_invents_or_changes() -> None:
+    class Inventor:
+        def rank(self, ask: Ask, offers: Any) -> Any:
+            return [*offers, offer("new", "0", 1.0)]
+
+    class Changer:
+        def rank(self, ask: Ask, offers: Any) -> Any:
+            return [replace(o, latency=Latency(ttft_ms=0, total_ms=0)) for o in offers]
+
+    for policy in (Inventor(), Changer()):
+        with pytest.raises(AssertionError):
+            check_routing(policy)
+
+
+def test_cheapest_puts_price_first_unknown_last_and_late_behind() -> None:
+    offers = [offer("dear", "1", 10.0), offer("unknown", None, 5.0), offer("late", "0.1", 900.0), offer("cheap", "0.2", 50.0)]
+    assert names(Cheapest().rank(ASK, offers)) == ["late", "cheap", "dear", "unknown"]
+    ranked = Cheapest(max_ttft=0.8).rank(ASK, offers)
+    assert names(ranked) == ["cheap", "dear", "unknown", "late"]
+    assert ranked[0].reasons == (Reason("cheapest", "expected 0.2 USD, the lowest of 4"),)
+    assert ranked[-1].reasons[0].code == "latency_limit"
+    assert names(Cheapest(max_ttft=0.001).rank(ASK, offers)) == ["unknown", "dear", "cheap", "late"]
+
+
+def test_pinned_and_sticky() -> None:
+    offers = [offer("a", "1", 1.0), offer("b", "1", 1.0)]
+    assert names(Pinned(backend="b").rank(ASK, offers)) == ["b", "a"]
+    assert names(Pinned(backend="b", only=True).rank(ASK, offers)) == ["b"]
+    assert names(Pinned(backend="c", only=True).rank(ASK, offers)) == []
+    assert names(stay(replace(ASK, previous_backend="b"), offers)) == ["b", "a"]
+    assert names(stay(replace(ASK, previous_backend="gone"), offers)) == ["a", "b"]
+
+
+def attempt(
+    *errors: tuple[str, Exception, float], rule: RetryRule | None = None, left: float | None = 60.0
+) -> NextAttempt | None:
+    failures = [Failure(backend=b, error=e, at=t) for b, e, t in errors]
+    return next_attempt(rule or RetryRule(), failures, ["a", "b"], left_s=left)
+
+
+def test_retries_move_on_at_once_then_wait_for_whoever_is_free_first() -> None:
+    busy = OverloadedError("busy")
+    assert attempt(("a", busy, 0.0)) == NextAttempt(backend="b", delay_s=0.0)
+    limited = RateLimitError("slow", retry_after=9.0)
+    step = attempt(("a", limited, 0.0), ("b", busy, 1.0))
+    assert step is not None
+    assert step.backend == "b"
+    assert 0.5 <= step.delay_s <= 1.0
+    step = attempt(("a", limited, 0.0), ("b", RateLimitError("slow", retry_after=20.0), 1.0))
+    assert step == NextAttempt(backend="a", delay_s=8.0)
+    assert attempt(("a", limited, 0.0), ("b", RateLimitError("slow", retry_after=20.0), 1.0), left=7.0) is None
+
+
+def test_retries_never_resend_what_cannot_succeed() -> None:
+    assert attempt(("a", ContextLengthError("long"), 0.0)) is None
+    key = AuthenticationError("no")
+    assert attempt(("a", key, 0.0)) == NextAttempt(backend="b", delay_s=0.0)
+    assert attempt(("a", key, 0.0), ("b", key, 0.1)) is None
+    step = attempt(("a", key, 0.0), ("b", ServerError("500"), 0.1))
+    assert step is not None
+    assert step.backend == "b"
+
+
+def test_one_budget_for_all_attempts_and_refused_reservations_cost_none() -> None:
+    error = ServerError("500")
+    assert attempt(("a", error, 0.0), ("b", error, 0.0), ("a", error, 1.0), ("b", error, 2.0)) is None
+    refused = BudgetExceededError(
+        scope="s", limit=Decimal(1), spent=Decimal(0), reserved=Decimal(1), requested=Decimal(1), resets_at=None
+    )
+    assert attempt(("a", refused, 0.0), rule=RetryRule(attempts=1)) == NextAttempt(backend="b", delay_s=0.0)
+    assert attempt(("a", refused, 0.0), ("b", refused, 0.0)) is None
+    assert attempt(("a", error, 0.0), rule=RetryRule(attempts=1)) is None
+
+
+def test_the_pause_grows_and_is_bounded() -> None:
+    pauses = []
+    for count in range(1, 8):
+        failures = [Failure(backend="a", error=ServerError("500"), at=0.0)] * count
+        step = next_attempt(RetryRule(attempts=99), failures, ["a"], left_s=None)
+        assert step is not None
+        pauses.append(step.delay_s)
+    assert all(0.5 * 2 ** min(i, 4) <= p <= 8.0 for i, p in enumerate(pauses))
+
+
+def test_budget_windows_follow_the_time_zone_across_daylight_saving() -> None:
+    # 29 March 2026: Berlin goes from UTC+1 to UTC+2 at 01:00 UTC, so this day has 23 hours.
+    start, end = window("day", "Europe/Berlin", ASK.now)
+    assert start == datetime(2026, 3, 28, 23, tzinfo=UTC)
+    assert end == datetime(2026, 3, 29, 22, tzinfo=UTC)
+    assert window("week", "Europe/Berlin", ASK.now)[0] == datetime(2026, 3, 22, 23, tzinfo=UTC)
+    assert window("month", "UTC", ASK.now) == (datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 4, 1, tzinfo=UTC))
+    assert window("hour", "UTC", ASK.now) == (datetime(2026, 3, 29, 0, tzinfo=UTC), datetime(2026, 3, 29, 1, tzinfo=UTC))
+    assert window("minute", "UTC", ASK.now)[0] == datetime(2026, 3, 29, 0, 30, tzinfo=UTC)
+    assert window("total", "UTC", ASK.now) == (None, None)
+
+
+def test_a_request_falls_under_the_budgets_of_everything_it_belongs_to() -> None:
+    rules = [
+        BudgetRule(scope="overall", limit=Decimal(1)),
+        BudgetRule(scope="tenant", limit=Decimal(2), key="other"),
+        BudgetRule(scope="tenant", limit=Decimal(3), per="day"),
+        BudgetRule(scope="tag", limit=Decimal(4)),
+        BudgetRule(scope="session", limit=Decimal(5)),
+        BudgetRule(scope="alias", limit=Decimal(6), key="assistant"),
+        BudgetRule(scope="request", limit=Decimal(7)),
+    ]
+    found = [a.limit.scope for a in applied(rules, ASK)]
+    assert found == [
+        "overall in total",
+        "tenant:acme per day",
+        "tag:a in total",
+        "tag:b in total",
+        "session:s in total",
+        "alias:assistant in total",
+        "request in total",
+    ]
+    assert accounts(ASK) == ("overall", "alias:assistant", "tenant:acme", "session:s", "tag:a", "tag:b")
+    assert accounts(replace(ASK, tenant=None, session_id=None, tags=())) == ("overall", "alias:assistant")
