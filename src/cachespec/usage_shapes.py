@@ -52,6 +52,17 @@ def usage_to(api: str, usage: Usage) -> dict[str, Any]:
     return _pick(_TO, api)(usage)
 
 
+def billing_from(api: str, payload: Mapping[str, Any]) -> dict[str, str]:
+    """What a usage object says of the price beside its counts: `service_tier`, `speed`, `inference_geo`.
+
+    OpenAI says its tier elsewhere in the response. Raises InputError for what is no string.
+    """
+    fields = _Fields(payload)
+    names = {"messages": ("service_tier", "speed", "inference_geo"), "gemini": ("serviceTier",)}.get(api, ())
+    found = {name: fields.text(name) for name in names}
+    return {name.replace("serviceTier", "service_tier"): value for name, value in found.items() if value is not None}
+
+
 def _pick(table: Mapping[str, _Convert], api: str) -> _Convert:
     if api not in table:
         raise InputError(f"unknown usage shape {api!r}; known: {', '.join(APIS)}", field="api")

@@ -1,0 +1,169 @@
+"""``cachespec cost``: usage and price of one vendor usage object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cachespec.errors import CachespecError, ConfigError, InputError
+from cachespec.pricing import hosted_rates
+from cachespec.usage import Cost, Usage, money_text
+from cachespec.usage_shapes import billing_from, usage_from
+
+FIELDS = ("provider", "model", "api", "usage", "at", "prices")
+
+
+class _BadInput(click.ClickException):
+    exit_code = 2
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """A user's mistake becomes one line on stderr: exit code 2 for bad input, 1 for the rest."""
+    try:
+        yield
+    except (InputError, ConfigError) as error:
+        raise _BadInput(str(error)) from error
+    except CachespecError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """One usage object, converted and priced. `warning` says why there is no cost."""
+
+    usage: Usage
+    cost: Cost
+    warning: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "usage": self.usage.to_dict(),
+            "cost": money_text(self.cost.amount),
+            "estimated": self.cost.estimated,
+            "source": self.cost.source,
+            "price_date": self.cost.price_date,
+        }
+
+
+def price(document: object) -> Priced:
+    """Convert and price ``{provider, model, api, usage, at?, prices?}``. Raises InputError or ConfigError (prices)."""
+    if not isinstance(document, Mapping):
+        raise InputError(f"must be a JSON object with {', '.join(FIELDS[:4])}, not {type(document).__name__}")
+    for name in document:
+        if name not in FIELDS:
+            close = get_close_matches(str(name), FIELDS, 1)
+            raise InputError(f"unknown field{f'; did you mean {close[0]!r}?' if close else ''}", field=str(name))
+    prices = document.get("prices")
+    # With prices of one's own nobody needs to know whose model it was.
+    provider, model = (_text(document, name, required=prices is None) for name in ("provider", "model"))
+    api, payload = _text(document, "api", required=True), document.get("usage")
+    if not isinstance(payload, Mapping):
+        raise InputError("missing" if payload is None else f"must be an object, not {payload!r}", field="usage")
+    at = _moment(document.get("at"))
+    try:
+        usage, billing = usage_from(api, payload), billing_from(api, payload)
+    except InputError as error:
+        inside = error.field is not None and error.field not in ("api", "usage")
+        raise InputError(_reason(error), field=f"usage.{error.field}" if inside else error.field) from error
+    rates = hosted_rates(provider, model, prices=prices)
+    if rates is None:
+        unknown = Cost(amount=None, estimated=False, source=None, price_date=None)
+        return Priced(usage=usage, cost=unknown, warning=f"no price is known for {provider}:{model}")
+    cost = rates.cost(usage, billing=billing, at=at)
+    warning = None
+    if cost.amount is None:
+        counted = usage.input_tokens is not None and usage.output is not None
+        warning = "there are tokens of a class that has no price" if counted else "not every count was reported"
+    return Priced(usage=usage, cost=cost, warning=warning)
+
+
+def _reason(error: InputError) -> str:
+    return str(error).removeprefix(f"{error.field}: ")
+
+
+def _text(document: Mapping[str, Any], name: str, *, required: bool) -> str:
+    value = document.get(name)
+    if value is None and not required:
+        return ""
+    if not isinstance(value, str) or not value:
+        raise InputError("missing" if value is None else f"must be a string, not {value!r}", field=name)
+    return value
+
+
+def _moment(value: object) -> datetime:
+    if value is None:
+        return datetime.now(UTC)
+    try:
+        if not isinstance(value, str):
+            raise ValueError
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise InputError(f"must be an ISO date or time, not {value!r}", field="at") from None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def read_json(source: str) -> object:
+    """The JSON document in a file, or on standard input for ``-``. Raises InputError naming the file."""
+    name = "standard input" if source == "-" else source
+    try:
+        if source == "-":
+            text = click.get_text_stream("stdin").read()
+        else:
+            text = Path(source).read_text(encoding="utf-8")
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{name}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InputError(f"cannot read {name}: {reason}") from error
+
+
+@click.command()
+@click.argument("usage")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def cost(usage: str, *, as_json: bool) -> None:
+    """Usage and price of one vendor usage object.
+
+    USAGE is a JSON file (or - for standard input) with provider, model, api (chat, responses, messages, converse, gemini
+    or cohere) and usage, the vendor's object; at (ISO time) and prices (USD per million tokens) may be added.
+    """
+    with told():
+        priced = price(read_json(usage))
+    if priced.warning:
+        click.echo(f"warning: {priced.warning}; the cost is unknown", err=True)
+    if as_json:
+        click.echo(json.dumps(priced.to_dict()))
+    else:
+        _print(priced)
+
+
+def _print(priced: Priced) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    usage = priced.usage
+    table = Table("tokens", "count")
+    table.columns[1].justify = "right"
+    rows: list[tuple[str, int | None]] = [("input", usage.input_tokens), ("  uncached", usage.uncached)]
+    rows.append(("  read from cache", usage.cache_read))
+    if not usage.cache_write:
+        rows.append(("  written to cache", usage.written))
+    rows += [(f"  written for {ttl}", count) for ttl, count in (usage.cache_write or {}).items()]
+    rows += [("output", usage.output), ("  reasoning", usage.reasoning)]
+    for name, count in rows:
+        table.add_row(name, "not reported" if count is None else f"{count:,}")
+    console = Console()
+    console.print(table)
+    amount = money_text(priced.cost.amount)
+    text = "cost: unknown" if amount is None else f"cost: ${amount}{' (estimated)' if priced.cost.estimated else ''}"
+    origin = ", ".join(x for x in (priced.cost.source, priced.cost.price_date) if x)
+    console.print(f"{text}{f'; prices: {origin}' if origin else ''}", markup=False, highlight=False)

@@ -1,0 +1,114 @@
+"""``cachespec ledger``: what was spent, in total and by the last requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import click
+
+from cachespec.cli.cost import told
+from cachespec.errors import InputError
+from cachespec.ledger.base import Entry, Totals
+from cachespec.usage import money_text
+
+
+@click.command()
+@click.argument("path", required=False)
+@click.option("-c", "--config", metavar="FILE", help="Take the ledger that this configuration names.")
+@click.option("--tenant", help="Only the requests of this tenant.")
+@click.option("-n", "--last", type=click.IntRange(min=0), default=20, show_default=True, help="How many requests to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def ledger(path: str | None, *, config: str | None, tenant: str | None, last: int, as_json: bool) -> None:
+    """Totals and the last requests of a ledger: an SQLite file, or the one that a configuration names."""
+    with told():
+        totals, entries = anyio.run(_read, path, config, tenant, last)
+    if as_json:
+        click.echo(json.dumps({"totals": totals_dict(totals), "entries": [entry_dict(e) for e in entries]}))
+    else:
+        _print(totals, entries)
+
+
+async def _read(path: str | None, config: str | None, tenant: str | None, last: int) -> tuple[Totals, tuple[Entry, ...]]:
+    from cachespec.ledger.sqlite import SqliteLedger
+
+    if (path is None) == (config is None):
+        raise InputError("give the ledger's file, or a configuration with -c", field="path")
+    if path is not None:
+        store: Any = SqliteLedger(path)
+    else:
+        from cachespec.config import load_config
+        from cachespec.registry import create
+
+        spec = load_config(config or "").ledger
+        if spec.use == "memory":
+            raise InputError(
+                "this configuration keeps its ledger in memory: nothing outlives the process", field="client.ledger"
+            )
+        store = create("ledgers", spec.use, spec.options, where="client.ledger")
+    if isinstance(store, SqliteLedger) and not store.path.exists():
+        raise InputError(f"no ledger at {store.path}", field="path")
+    try:
+        return await store.totals(tenant=tenant), await store.entries(limit=last, tenant=tenant)
+    finally:
+        await store.aclose()
+
+
+def totals_dict(totals: Totals) -> dict[str, Any]:
+    """Counts and USD as the command prints them."""
+    return {
+        "requests": totals.requests,
+        "amount": money_text(totals.amount),
+        "estimated": totals.estimated,
+        "unpriced": totals.unpriced,
+        "uncached": totals.uncached,
+        "cache_read": totals.cache_read,
+        "cache_write": totals.cache_write,
+        "output": totals.output,
+    }
+
+
+def entry_dict(entry: Entry) -> dict[str, Any]:
+    """One settled request as the command prints it; `amount` null: the price was not known."""
+    return {
+        "id": entry.id,
+        "at": entry.at.isoformat(),
+        "backend": entry.backend,
+        "model": entry.model,
+        "tenant": entry.tenant,
+        "session_id": entry.session_id,
+        "tags": list(entry.tags),
+        "amount": money_text(entry.amount),
+        "estimated": entry.estimated,
+        "usage": None if entry.usage is None else entry.usage.to_dict(),
+        "outcome": entry.outcome,
+        "request_id": entry.request_id,
+    }
+
+
+def _print(totals: Totals, entries: tuple[Entry, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("at (UTC)", "backend", "model", "tenant", "input", "read", "written", "output", "USD", "outcome")
+    for column in table.columns[4:9]:
+        column.justify = "right"
+    for e in entries:
+        usage = e.usage
+        counts = (None,) * 4 if usage is None else (usage.input_tokens, usage.cache_read, usage.written, usage.output)
+        amount = "unknown" if e.amount is None else f"{'~' if e.estimated else ''}{money_text(e.amount)}"
+        shown = ["?" if n is None else f"{n:,}" for n in counts]
+        row = [f"{e.at:%Y-%m-%d %H:%M:%S}", e.backend, e.model, e.tenant or "", *shown, amount, e.outcome]
+        table.add_row(*map(Text, row))  # names are data, not markup
+    console = Console()
+    if entries:
+        console.print(table)
+    console.print(
+        f"{totals.requests} requests, ${money_text(totals.amount)} ({totals.estimated} estimated, {totals.unpriced} without a "
+        f"known price); tokens: {totals.uncached:,} uncached, {totals.cache_read:,} read, {totals.cache_write:,} written, "
+        f"{totals.output:,} output",
+        markup=False,
+        highlight=False,
+    )
