@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import click
 
-from cachespec.errors import CachespecError, ConfigError, InputError
+from cachespec.cli._io import console, json_option, read_object, write_json
+from cachespec.errors import InputError
 from cachespec.pricing import hosted_rates
 from cachespec.usage import Cost, Usage, money_text
 from cachespec.usage_shapes import billing_from, usage_from
 
 FIELDS = ("provider", "model", "api", "usage", "at", "prices")
-
-
-class _BadInput(click.ClickException):
-    exit_code = 2
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """A user's mistake becomes one line on stderr: exit code 2 for bad input, 1 for the rest."""
-    try:
-        yield
-    except (InputError, ConfigError) as error:
-        raise _BadInput(str(error)) from error
-    except CachespecError as error:
-        raise click.ClickException(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +37,8 @@ class Priced:
         }
 
 
-def price(document: object) -> Priced:
+def price(document: Mapping[str, Any]) -> Priced:
     """Convert and price ``{provider, model, api, usage, at?, prices?}``. Raises InputError or ConfigError (prices)."""
-    if not isinstance(document, Mapping):
-        raise InputError(f"must be a JSON object with {', '.join(FIELDS[:4])}, not {type(document).__name__}")
     for name in document:
         if name not in FIELDS:
             close = get_close_matches(str(name), FIELDS, 1)
@@ -103,51 +84,35 @@ def _moment(value: object) -> datetime:
     if value is None:
         return datetime.now(UTC)
     try:
-        if not isinstance(value, str):
-            raise ValueError
-        moment = datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(value if isinstance(value, str) else "")
     except ValueError:
         raise InputError(f"must be an ISO date or time, not {value!r}", field="at") from None
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
-def read_json(source: str) -> object:
-    """The JSON document in a file, or on standard input for ``-``. Raises InputError naming the file."""
-    name = "standard input" if source == "-" else source
-    try:
-        if source == "-":
-            text = click.get_text_stream("stdin").read()
-        else:
-            text = Path(source).read_text(encoding="utf-8")
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{name}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InputError(f"cannot read {name}: {reason}") from error
-
-
 @click.command()
-@click.argument("usage")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def cost(usage: str, *, as_json: bool) -> None:
+@click.argument("usage", type=click.Path(allow_dash=True))
+@json_option
+def command(usage: str, as_json: bool) -> None:
     """Usage and price of one vendor usage object.
 
-    USAGE is a JSON file (or - for standard input) with provider, model, api (chat, responses, messages, converse, gemini
-    or cohere) and usage, the vendor's object; at (ISO time) and prices (USD per million tokens) may be added.
+    USAGE is a JSON file (- for stdin): {provider, model, api, usage, at?, prices?}. `api` is chat, responses, messages,
+    converse, gemini or cohere, `usage` the vendor's own object, `at` an ISO time (default: now), `prices` USD per million
+    tokens as strings: {input, cache_read, cache_write: {ttl: price}, output}; without it the known prices of the model.
     """
-    with told():
-        priced = price(read_json(usage))
+    priced = price(read_object(usage))
     if priced.warning:
         click.echo(f"warning: {priced.warning}; the cost is unknown", err=True)
     if as_json:
-        click.echo(json.dumps(priced.to_dict()))
+        write_json(priced.to_dict())
     else:
         _print(priced)
 
 
+cost = command
+
+
 def _print(priced: Priced) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     usage = priced.usage
@@ -161,9 +126,9 @@ def _print(priced: Priced) -> None:
     rows += [("output", usage.output), ("  reasoning", usage.reasoning)]
     for name, count in rows:
         table.add_row(name, "not reported" if count is None else f"{count:,}")
-    console = Console()
-    console.print(table)
+    out = console()
+    out.print(table)
     amount = money_text(priced.cost.amount)
     text = "cost: unknown" if amount is None else f"cost: ${amount}{' (estimated)' if priced.cost.estimated else ''}"
     origin = ", ".join(x for x in (priced.cost.source, priced.cost.price_date) if x)
-    console.print(f"{text}{f'; prices: {origin}' if origin else ''}", markup=False, highlight=False)
+    out.print(f"{text}{f'; prices: {origin}' if origin else ''}", markup=False)

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import anyio
 import click
 
-from cachespec.cli.cost import told
+from cachespec.cli._io import config_option, console, json_option, write_json
 from cachespec.errors import InputError
 from cachespec.ledger.base import Entry, Totals
 from cachespec.usage import money_text
 
 
 @click.command()
-@click.argument("path", required=False)
-@click.option("-c", "--config", metavar="FILE", help="Take the ledger that this configuration names.")
+@click.argument("path", required=False, type=click.Path())
+@config_option
 @click.option("--tenant", help="Only the requests of this tenant.")
 @click.option("-n", "--last", type=click.IntRange(min=0), default=20, show_default=True, help="How many requests to show.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def ledger(path: str | None, *, config: str | None, tenant: str | None, last: int, as_json: bool) -> None:
-    """Totals and the last requests of a ledger: an SQLite file, or the one that a configuration names."""
-    with told():
-        totals, entries = anyio.run(_read, path, config, tenant, last)
+@json_option
+def command(path: str | None, config: str | None, tenant: str | None, last: int, as_json: bool) -> None:
+    """What was spent, by whom, on what: totals and the last requests.
+
+    PATH is an SQLite ledger; or -c names the configuration that keeps one.
+    """
+    totals, entries = anyio.run(_read, path, config, tenant, last)
     if as_json:
-        click.echo(json.dumps({"totals": totals_dict(totals), "entries": [entry_dict(e) for e in entries]}))
+        write_json({"totals": totals_dict(totals), "entries": [entry_dict(e) for e in entries]})
     else:
         _print(totals, entries)
+
+
+ledger = command
 
 
 async def _read(path: str | None, config: str | None, tenant: str | None, last: int) -> tuple[Totals, tuple[Entry, ...]]:
@@ -88,7 +92,6 @@ def entry_dict(entry: Entry) -> dict[str, Any]:
 
 
 def _print(totals: Totals, entries: tuple[Entry, ...]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -102,13 +105,12 @@ def _print(totals: Totals, entries: tuple[Entry, ...]) -> None:
         shown = ["?" if n is None else f"{n:,}" for n in counts]
         row = [f"{e.at:%Y-%m-%d %H:%M:%S}", e.backend, e.model, e.tenant or "", *shown, amount, e.outcome]
         table.add_row(*map(Text, row))  # names are data, not markup
-    console = Console()
+    out = console()
     if entries:
-        console.print(table)
-    console.print(
+        out.print(table)
+    out.print(
         f"{totals.requests} requests, ${money_text(totals.amount)} ({totals.estimated} estimated, {totals.unpriced} without a "
         f"known price); tokens: {totals.uncached:,} uncached, {totals.cache_read:,} read, {totals.cache_write:,} written, "
         f"{totals.output:,} output",
         markup=False,
-        highlight=False,
     )
