@@ -1,0 +1,245 @@
+"""From messages to a prompt: the model's own chat template, rendered in a sandbox, and turned into tokens.
+
+The template comes with the model, so it is run with no way out (Jinja's immutable sandbox). What users write never
+becomes a control token: where their text spells one out, that text is tokenised as the plain characters it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cachespec.engine.runtimes.base import ModelInfo, Runtime
+from cachespec.engine.toolcalls import ToolFormat, tool_format
+from cachespec.errors import ConfigError, InputError, MissingDependencyError
+from cachespec.messages import (
+    ImagePart,
+    Message,
+    OpaquePart,
+    Part,
+    ReasoningPart,
+    TextPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
+
+_OPEN, _CLOSE = "\ue0f0", "\ue0f1"  # private use: stand around the number of a control text while a template runs
+
+
+class RawObject(dict[str, Any]):
+    """A JSON object that a template prints as the text it was given as (arguments of tool calls: verbatim)."""
+
+    def __init__(self, value: Mapping[str, Any], text: str) -> None:
+        super().__init__(value)
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The tokens of a prompt, and what was left out of it, for a person."""
+
+    tokens: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+
+class ChatTemplate:
+    """The chat template of a loaded model. Safe for any number of threads.
+
+    `tools` says how calls look in the answer; None when the template knows no tools, or writes calls in a form that is
+    not understood here. A model without a template takes a single user message, as it is.
+
+    Raises ConfigError when the model's template is not valid Jinja, MissingDependencyError without jinja2.
+    """
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._info = info
+        self._template = None if info.chat_template is None else _compile(info.chat_template)
+        texts = sorted((text for text in info.controls if text), key=len, reverse=True)
+        self._controls = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self.tools: ToolFormat | None = None
+        if info.chat_template is not None and self._shows_tools():
+            self.tools = tool_format(info.chat_template)
+
+    def prompt(
+        self, runtime: Runtime, system: Sequence[TextPart], messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> Prompt:
+        """Render and tokenise. Raises InputError for what the template refuses or a text model cannot take."""
+        warnings: list[str] = []
+        spelled: list[str] = []
+        turns = self._turns(system, messages, warnings, spelled)
+        if self._template is None:
+            if tools or len(turns) != 1 or turns[0]["role"] != "user":
+                raise InputError("without a chat template this model takes one user message and no tools", field="messages")
+            text = turns[0]["content"]
+        else:
+            text = self._render(turns, [_tool_json(tool) for tool in tools] or None)
+        tokens = self._tokens(runtime, text, spelled)
+        return Prompt(tuple(tokens), tuple(warnings))
+
+    def _render(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        from jinja2 import TemplateError
+
+        assert self._template is not None  # noqa: S101 - the callers looked
+        try:
+            return self._template.render(  # type: ignore[no-any-return]
+                messages=turns,
+                tools=tools,
+                add_generation_prompt=True,
+                bos_token=self._info.bos,
+                eos_token=self._info.eos,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise InputError(f"the model's chat template refuses this request: {error}", field="messages") from error
+
+    def _shows_tools(self) -> bool:
+        """Whether a tool changes what the template prints."""
+        probe = _tool_json(Tool(name="probe_of_tools", description="probe", parameters={"type": "object", "properties": {}}))
+        for turns in (
+            [{"role": "user", "content": "x"}],
+            [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}],
+        ):
+            try:
+                return "probe_of_tools" in self._render([dict(t) for t in turns], [probe])
+            except InputError:
+                continue
+        return False
+
+    def _tokens(self, runtime: Runtime, text: str, spelled: Sequence[str]) -> list[int]:
+        info = self._info
+        tokens: list[int] = []
+        if info.add_bos and info.bos and not text.startswith(info.bos):
+            tokens.append(info.controls[info.bos])
+        pieces = re.split(f"{_OPEN}(\\d+){_CLOSE}", text)
+        for i, piece in enumerate(pieces):
+            if i % 2 == 0:
+                tokens += runtime.tokenize(piece, special=True) if piece else []
+            elif int(piece) < len(spelled):
+                tokens += runtime.tokenize(spelled[int(piece)], special=False)
+            else:
+                tokens += runtime.tokenize(f"{_OPEN}{piece}{_CLOSE}", special=True)
+        return tokens
+
+    def _guard(self, text: str, spelled: list[str]) -> str:
+        """Put a placeholder for each control token that a text spells out."""
+        if self._controls is None:
+            return text
+
+        def replace(match: re.Match[str]) -> str:
+            spelled.append(match[0])
+            return f"{_OPEN}{len(spelled) - 1}{_CLOSE}"
+
+        return self._controls.sub(replace, text)
+
+    def _turns(
+        self, system: Sequence[TextPart], messages: Sequence[Message], warnings: list[str], spelled: list[str]
+    ) -> list[dict[str, Any]]:
+        """Messages as chat templates expect them. Tool results become messages of their own, in place."""
+        names: dict[str, str] = {}
+        turns: list[dict[str, Any]] = []
+        if system:
+            turns.append({"role": "system", "content": self._guard("\n".join(p.text for p in system), spelled)})
+        for message in messages:
+            role = "system" if message.role == "developer" else message.role
+            texts: list[str] = []
+            calls: list[dict[str, Any]] = []
+            for part in message.parts:
+                match part:
+                    case TextPart():
+                        texts.append(self._guard(part.text, spelled))
+                    case ToolCallPart():
+                        names[part.id] = part.name
+                        calls.append({"id": part.id, "type": "function", "function": self._call(part, spelled)})
+                    case ToolResultPart():
+                        content = self._guard("\n".join(_text(p) for p in part.content), spelled)
+                        name = names.get(part.id, message.name or "")
+                        turns.append({"role": "tool", "tool_call_id": part.id, "name": name, "content": content})
+                    case ReasoningPart():
+                        warnings.append(f"reasoning of {part.provider or 'another model'} was left out of a prompt")
+                    case _:
+                        _text(part)
+            if texts or calls or all(isinstance(p, ReasoningPart) for p in message.parts):
+                joint = "" if role == "assistant" else "\n"
+                turn: dict[str, Any] = {"role": role, "content": joint.join(texts)}
+                if calls:
+                    turn["tool_calls"] = calls
+                if message.name is not None:
+                    turn["name"] = message.name
+                turns.append(turn)
+        return turns
+
+    def _call(self, part: ToolCallPart, spelled: list[str]) -> dict[str, Any]:
+        try:
+            value = json.loads(part.arguments)
+        except ValueError:
+            value = None
+        text = self._guard(part.arguments, spelled)
+        return {"name": part.name, "arguments": RawObject(value, text) if isinstance(value, dict) else text}
+
+
+def _text(part: Part) -> str:
+    if isinstance(part, TextPart):
+        return part.text
+    kind = {ImagePart: "images", OpaquePart: "parts of another protocol"}.get(type(part), type(part).__name__)
+    raise InputError(f"a local text model takes no {kind}", field="messages")
+
+
+def _tool_json(tool: Tool) -> dict[str, Any]:
+    if tool.raw is not None:
+        raise InputError(f"{tool.name} is a {tool.dialect} tool, which a local model does not have", field="tools")
+    function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _compile(source: str) -> Any:
+    try:
+        from jinja2 import TemplateError, TemplateSyntaxError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise MissingDependencyError("chat templates need jinja2", extra="llamacpp") from error
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    # The settings and helpers that the authors of chat templates rely on.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"the model's chat template is not valid: {error} (line {error.lineno})", key="model") from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON (Jinja's own filter escapes for HTML), with every `RawObject` as its own text."""
+    raw: list[RawObject] = []
+
+    def swap(item: Any) -> Any:
+        if isinstance(item, RawObject):
+            raw.append(item)
+            return f"{_OPEN}raw{len(raw) - 1}{_CLOSE}"
+        if isinstance(item, Mapping):
+            return {name: swap(x) for name, x in item.items()}
+        if isinstance(item, list | tuple):
+            return [swap(x) for x in item]
+        return item
+
+    text = json.dumps(swap(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    for i, item in enumerate(raw):
+        mark = json.dumps(f"{_OPEN}raw{i}{_CLOSE}", ensure_ascii=ensure_ascii)
+        text = text.replace(mark, item.text)
+    return text

@@ -1,0 +1,145 @@
+"""One request in flight: its tokens, its text, and the bounded hand-over to whoever reads it.
+
+The engine's thread writes, one reader takes. Neither waits for the other here: the engine looks at `room` and leaves a
+full sequence alone, the reader asks to be called when something is there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from cachespec.engine.sampling import Sampling
+from cachespec.engine.text import TextStream
+from cachespec.engine.toolcalls import PlainText, ToolParser
+from cachespec.events import Event
+from cachespec.usage import Usage
+
+CAPACITY: Final = 64
+"""Events that wait for a reader before its sequence pauses (contract S7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is asked of the engine.
+
+    Attributes:
+        prompt: token ids, at least one.
+        output: the most tokens to generate, at least one; prompt and output together fit the context.
+        stop: strings that end the answer, never shown.
+        cache: ``auto``; ``off`` (neither reuse nor keep); ``no-write`` (reuse, keep nothing new).
+        namespace: KV is shared only within one (the tenant, the adapter...).
+        parser: splits the text into text and tool calls; a new one for each job.
+        pieces: bytes of control tokens that this job's parser must see.
+        warnings: passed on with the end of the answer.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    output: int
+    stop: tuple[str, ...] = ()
+    cache: Literal["auto", "off", "no-write"] = "auto"
+    namespace: str | None = None
+    parser: ToolParser = field(default_factory=PlainText)
+    pieces: Mapping[int, bytes] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+class Sequence:
+    """A job and how far it is. The engine makes them (`Engine.submit`).
+
+    For the reader: `take`, `when_ready`, `cancel`, `done`, `error`, `usage`, `busy_s`; safe from any thread. The rest is
+    the engine thread's.
+    """
+
+    def __init__(self, job: Job, number: int, wake: Callable[[], None], cancel: Callable[[Sequence], None]) -> None:
+        self.job, self.number = job, number
+        self.tokens = list(job.prompt)
+        self.text = TextStream(job.stop)
+        self.reused: int | None = None  # prompt tokens whose KV was there; None until admitted
+        self.kept = 0  # prompt tokens whose KV stayed after the end
+        self.busy_s = 0.0
+        self.cancelled = False
+        self.error: Exception | None = None
+        self.done = False
+        self._wake, self._cancel = wake, cancel
+        self._lock = threading.Lock()
+        self._events: deque[Event] = deque()
+        self._waiter: Callable[[], None] | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """What was used until now: exact at any moment, and final once `done`.
+
+        Newly kept prompt tokens are cache writes; until the end, those that will be kept if nothing goes wrong.
+        """
+        return self.counted(self.kept if self.done else len(self.job.prompt) if self.job.cache == "auto" else 0)
+
+    def counted(self, kept: int) -> Usage:
+        """The usage, if `kept` prompt tokens stay in the KV."""
+        prompt, reused = len(self.job.prompt), self.reused or 0
+        written = max(0, kept - reused)
+        return Usage(
+            uncached=prompt - reused - written,
+            cache_read=reused,
+            cache_write={"kv": written} if written else {},
+            output=self.text.tokens,
+        )
+
+    def take(self) -> list[Event]:
+        """Everything that is there, in order; empty when there is nothing yet, or nothing more (`done`)."""
+        with self._lock:
+            events = list(self._events)
+            self._events.clear()
+        if len(events) >= CAPACITY:
+            self._wake()
+        return events
+
+    def when_ready(self, callback: Callable[[], None]) -> bool:
+        """Call back once, from the engine's thread, when `take` has something or the end came; False: it has already."""
+        with self._lock:
+            if self._events or self.done:
+                return False
+            self._waiter = callback
+            return True
+
+    def cancel(self) -> None:
+        """Stop within one step; nothing more comes out. From any thread, any number of times."""
+        if not self.cancelled and not self.done:
+            self.cancelled = True
+            self._cancel(self)
+
+    @property
+    def room(self) -> bool:
+        """Whether the reader keeps up."""
+        return len(self._events) < CAPACITY
+
+    @property
+    def pending(self) -> int:
+        """Prompt tokens that are still to be evaluated, as far as another thread can tell."""
+        return 0 if self.text.tokens else len(self.job.prompt) - (self.reused or 0)
+
+    def put(self, events: list[Event]) -> None:
+        """Hand events to the reader."""
+        if events:
+            self._change(events, done=False)
+
+    def end(self, events: list[Event], error: Exception | None = None) -> None:
+        """Hand over the last events; `error` is raised to the reader after them."""
+        self.error = error
+        self._change(events, done=True)
+
+    def _change(self, events: list[Event], *, done: bool) -> None:
+        with self._lock:
+            if not self.cancelled:
+                self._events.extend(events)
+            self.done = self.done or done
+            waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            try:
+                waiter()
+            except RuntimeError:  # the reader's event loop is gone
+                self.cancelled = True
