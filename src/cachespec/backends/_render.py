@@ -1,114 +1,31 @@
-"""What the three renderers share: what a server takes (`Profile`), what comes out (`Rendered`), and the rules for ids,
-cache marks, reasoning and foreign fields. Content is never moved, merged or rewritten here or there.
+"""What the three renderers share: the rules for ids, cache marks, reasoning, and fields that belong to one vendor.
+
+Content is never moved or rewritten, here or there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from cachespec.backends._json import dumps
-from cachespec.decision import Plan, Reason
+from cachespec.backends._profile import Profile
+from cachespec.decision import Plan
 from cachespec.errors import InputError
 from cachespec.messages import (
     CacheMark,
     ImagePart,
     Message,
-    OpaquePart,
     ReasoningPart,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
 )
 from cachespec.request import Request
 
-Api: TypeAlias = Literal["chat", "responses", "messages"]
 Body: TypeAlias = dict[str, Any]
 
 CACHE_FIELDS = ("cache_control", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
 """Top-level body fields that steer a vendor's prompt cache: they go where that vendor's marks go, and nowhere else."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdRule:
-    """What a server allows as the id of a tool call: which characters, and how many."""
-
-    characters: str = ""
-    longest: int | None = None
-    exact: int | None = None
-
-    def apply(self, given: str) -> str:
-        """`given` where it is allowed, else an allowed id that is the same for the same `given`, always."""
-        clean = re.sub(f"[^{self.characters}]", "_" if "_" in self.characters else "", given) if self.characters else given
-        size = self.exact or self.longest
-        if clean == given and given and (size is None or len(given) == size or (not self.exact and len(given) < size)):
-            return given
-        digest = blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        if self.exact:
-            return digest[: self.exact]
-        room = (size or 64) - 11
-        return f"{clean[:room]}_{digest[:10]}"
-
-
-ANY_ID = IdRule()
-ANTHROPIC_ID = IdRule(characters="a-zA-Z0-9_-", longest=64)
-CHAT_ID = IdRule(longest=40)
-RESPONSES_ID = IdRule(longest=64)
-MISTRAL_ID = IdRule(characters="a-zA-Z0-9", exact=9)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """What one server takes, as data: everything a renderer needs to know beside the request and the plan.
-
-    Attributes:
-        provider: the vendor's id (genai-prices' ids); reasoning blocks go back only to the provider they came from.
-        parameters: names of `Request` fields that its body can say.
-        reasoning: the keys of `Request.reasoning` that it takes.
-        marks: the dialect of cache marks that it honours.
-        cache_fields: the fields of `CACHE_FIELDS` that its body takes.
-        names: what its body calls a request field where that is not the protocol's own name.
-        system_role: the role of system text in a list of messages.
-        late_system: whether a system message may stand after the first other message.
-        stream_usage: whether it wants to be asked for usage while streaming, and takes the asking.
-        obfuscation: whether it pads stream events unless told not to.
-        encrypted_reasoning: whether reasoning comes back encrypted, to be replayed.
-        reasoning_field: the field of an assistant message in which it takes its own reasoning text back.
-        effort: how effort is said: a plain field, or an object.
-        result_images: whether a tool result may hold images.
-        tool_ids: the ids of tool calls that it takes.
-        opt_out: the body fields that stop a model from writing its prompt cache unasked.
-    """
-
-    api: Api
-    provider: str | None = None
-    parameters: frozenset[str]
-    reasoning: frozenset[str] = frozenset()
-    tools: bool = True
-    images: bool = False
-    result_images: bool = False
-    json_mode: bool = True
-    json_schema: bool = True
-    marks: Literal["anthropic", "openai"] | None = None
-    cache_fields: frozenset[str] = frozenset()
-    names: Mapping[str, str] = field(default_factory=dict)
-    system_role: Literal["system", "developer"] = "system"
-    late_system: bool = True
-    stream_usage: bool = True
-    obfuscation: bool = False
-    encrypted_reasoning: bool = False
-    reasoning_field: str | None = None
-    effort: Literal["reasoning_effort", "reasoning"] = "reasoning_effort"
-    tool_ids: IdRule = ANY_ID
-    opt_out: Mapping[str, Any] | None = None
-
-    @property
-    def vendor(self) -> Literal["openai", "anthropic"]:
-        """Whose pass-through fields its protocol understands."""
-        return "anthropic" if self.api == "messages" else "openai"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,10 +154,6 @@ _ONLY: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def text_only(parts: Iterable[object]) -> bool:
-    return all(isinstance(part, TextPart) for part in parts)
-
-
 def data_url(part: ImagePart) -> str:
     """An image as one URL: its own, or its data as a ``data:`` URL."""
     return part.url if part.url is not None else f"data:{part.media_type};base64,{part.data}"
@@ -261,68 +174,6 @@ class Numbering:
             return [f"system[{first + j}]" for j in range(len(message.parts))]
         number, self.message = self.message, self.message + 1
         return [f"messages[{number}][{j}]" for j in range(len(message.parts))]
-
-
-def cannot(request: Request, profile: Profile) -> list[Reason]:
-    """What of a request this server cannot be told at all: a reason for each, none where it can be told everything."""
-    reasons = [_parameter(name, "has no such parameter") for name in _set_fields(request) if name not in profile.parameters]
-    reasons += _reasoning(request, profile)
-    form = request.response_format
-    if form is not None and "response_format" in profile.parameters:
-        if form.kind == "json" and not profile.json_mode:
-            reasons.append(_parameter("response_format", "there is no JSON mode without a schema"))
-        if form.kind == "schema" and not profile.json_schema:
-            reasons.append(_parameter("response_format", "schemas are not taken"))
-    capability: dict[str, None] = {}
-    if request.tools and not profile.tools:
-        capability["tools are not taken"] = None
-    for i, tool in enumerate(request.tools):
-        if tool.raw is not None and tool.dialect != profile.api:
-            capability[f"tools[{i}] is {tool.dialect}'s own tool"] = None
-    started = False
-    for message in request.messages:
-        system = message.role in ("system", "developer")
-        if system and started and not profile.late_system:
-            capability["a system message after the first other message is not taken"] = None
-        started = started or not system
-        for part in message.parts:
-            _part(part, profile, capability.setdefault)
-    return reasons + [Reason("capability", text) for text in capability]
-
-
-def _part(part: object, profile: Profile, note: Callable[[str, None], None]) -> None:
-    if isinstance(part, TextPart | ToolCallPart | ReasoningPart):
-        return
-    if isinstance(part, ImagePart) and not profile.images:
-        note("images are not taken", None)
-    elif isinstance(part, OpaquePart) and part.dialect != profile.api:
-        note(f"{part.raw.get('type', 'item')} is {part.dialect}'s own part", None)
-    elif isinstance(part, ToolResultPart) and not profile.result_images and not text_only(part.content):
-        note("images in tool results are not taken", None)
-
-
-def _parameter(name: str, why: str) -> Reason:
-    return Reason("unsupported_parameter", f"{name}: {why}")
-
-
-def _set_fields(request: Request) -> list[str]:
-    given = [name for name in _PARAMETERS if getattr(request, name) not in (None, ())]
-    if request.response_format is not None and request.response_format.kind == "text":
-        given.remove("response_format")
-    return given
-
-
-_PARAMETERS = (
-    *("temperature", "top_p", "top_k", "min_p", "stop", "seed"),
-    *("reasoning", "tool_choice", "response_format", "max_output_tokens"),
-)
-
-
-def _reasoning(request: Request, profile: Profile) -> list[Reason]:
-    if request.reasoning is None or "reasoning" not in profile.parameters:
-        return []
-    given = [name for name in ("effort", "budget_tokens", "summary") if getattr(request.reasoning, name) is not None]
-    return [_parameter(f"reasoning.{name}", "has no such parameter") for name in given if name not in profile.reasoning]
 
 
 def strict_schema(schema: object) -> bool:

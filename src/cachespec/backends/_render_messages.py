@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from cachespec.backends._json import Raw, dumps, object_text
-from cachespec.backends._render import Body, Numbering, Profile, Rendered, Renderer
+from cachespec.backends._profile import Profile
+from cachespec.backends._render import Body, Numbering, Rendered, Renderer
 from cachespec.decision import Plan
 from cachespec.messages import ImagePart, Message, OpaquePart, ReasoningPart, TextPart, Tool, ToolCallPart, ToolResultPart
 from cachespec.request import Reasoning, Request

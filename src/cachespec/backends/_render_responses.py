@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cachespec.backends._render import Body, Numbering, Profile, Rendered, Renderer, data_url, strict_schema
+from cachespec.backends._profile import Profile
+from cachespec.backends._render import Body, Numbering, Rendered, Renderer, data_url, strict_schema
 from cachespec.decision import Plan
 from cachespec.messages import ImagePart, Message, OpaquePart, ReasoningPart, TextPart, Tool, ToolCallPart, ToolResultPart
 from cachespec.request import Request, ResponseFormat

@@ -1,0 +1,212 @@
+"""HTTP for the hosted backends: the client under the SDKs, one answer being read, and errors as ours.
+
+The SDKs' clients supply addresses, authentication, limits and error classes; the answer's bytes are read as they come,
+without the SDKs' chunk objects (contract S6). Works on asyncio and trio.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from types import ModuleType
+from typing import Any
+
+import anyio
+import httpx2
+
+from cachespec.backends._decode import EventDecoder, error_class
+from cachespec.errors import (
+    BackendError,
+    ConnectionFailedError,
+    RequestRejectedError,
+    RequestTimeoutError,
+    ServerError,
+    UnsupportedParameterError,
+)
+from cachespec.events import Event, Finished
+
+KEEPALIVE_S = 3.5
+"""How long an idle connection is kept. Below 5 s, after which common servers (llama.cpp, uvicorn) close theirs unannounced."""
+STALE_S = 1.0
+"""A reused connection that breaks within this time, with nothing received, was closed by the server before our request."""
+STALE_TRIES = 4
+CLOSE_S = 0.1
+"""How long closing, and waiting for the last bytes after the protocol's last word, may take."""
+
+
+class HttpClient(httpx2.AsyncClient):
+    """An HTTP client that sends again, at once, when a pooled connection turns out to have been closed by the server.
+
+    Only where the connection was reused, nothing was received and no time has passed: the server cannot have seen the
+    request. Anything else is the caller's to decide.
+    """
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        for left in reversed(range(STALE_TRIES)):
+            reused = True
+            start = time.monotonic()
+
+            async def trace(event: str, _: Any) -> None:
+                nonlocal reused
+                if event.endswith(("connect_tcp.started", "connect_unix_socket.started", "start_tls.started")):
+                    reused = False
+
+            request.extensions["trace"] = trace
+            try:
+                return await super().send(request, **options)
+            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+                if not (reused and left and time.monotonic() - start < STALE_S):
+                    raise
+        raise AssertionError("unreachable")
+
+
+class HostedAttempt:
+    """One answer being read: each `read` takes what the network has, decodes it, and returns its events."""
+
+    def __init__(
+        self, response: httpx2.Response, decoder: EventDecoder, *, backend: str, model: str, warnings: tuple[str, ...] = ()
+    ) -> None:
+        self._response, self._decoder, self._warnings = response, decoder, warnings
+        self._names = {"backend": backend, "model": model}
+        self._chunks = response.aiter_bytes()
+        self._reading = self._ended = self._closed = False
+
+    async def read(self) -> Sequence[Event]:
+        decoder = self._decoder
+        if decoder.error is not None:
+            raise decoder.error
+        if self._ended or self._closed:
+            return ()
+        self._reading = True
+        try:
+            while not decoder.done:
+                try:
+                    data = await self._chunks.__anext__()
+                except StopAsyncIteration:
+                    self._ended = True
+                    return self._told(decoder.close())
+                events = decoder.feed(data)
+                if events:
+                    return self._told(events) if self._warnings else events
+            await self._drain()
+        except (httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError, anyio.ClosedResourceError) as error:
+            if self._left():
+                return ()
+            raise transport_error(error, request_id=decoder.request_id, **self._names) from error
+        finally:
+            self._reading = False
+        return ()
+
+    def _left(self) -> bool:
+        """Whether `aclose` was called, perhaps while a read was under way."""
+        return self._closed
+
+    def _told(self, events: list[Event]) -> list[Event]:
+        """The events, with what could not be said in the body noted on the last of them."""
+        if self._warnings:
+            said = self._warnings
+            return [replace(e, warnings=(*said, *e.warnings)) if isinstance(e, Finished) else e for e in events]
+        return events
+
+    async def _drain(self) -> None:
+        """The protocol said its last word. The end of the body comes with it, and frees the connection for the next call;
+        a server that never ends it is not waited for."""
+        self._ended = True
+        with anyio.move_on_after(CLOSE_S), suppress(httpx2.TransportError, httpx2.DecodingError):
+            async for _ in self._chunks:
+                pass
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with anyio.move_on_after(CLOSE_S, shield=True):
+            if not self._reading:
+                await self._chunks.aclose()
+            await self._response.aclose()
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def transport_error(
+    error: Exception, *, backend: str, model: str, request_id: str | None = None, where: str = ""
+) -> BackendError:
+    """A failure below the protocol: a timeout, no connection, a broken one, or bytes that no HTTP server may send."""
+    facts: dict[str, Any] = {"backend": backend, "model": model, "request_id": request_id}
+    if isinstance(error, httpx2.TimeoutException):
+        waited = "connecting took" if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout) else "nothing came for"
+        return RequestTimeoutError(f"{waited} too long{where}", **facts)
+    if isinstance(error, httpx2.DecodingError):
+        return ServerError(f"the answer's encoding is broken: {error}", **facts)
+    what = "no connection" if isinstance(error, httpx2.ConnectError) else "the connection broke"
+    detail = str(error) or type(error).__name__
+    return ConnectionFailedError(f"{what}{where}: {detail}", **facts)
+
+
+def sdk_error(error: Exception, sdk: ModuleType, *, backend: str, model: str, url: str) -> BackendError:
+    """An SDK's exception as ours: by its class, then its status and the words of its body, never by message text."""
+    if isinstance(error, sdk.APIStatusError):
+        return status_error(error.response, error.body, backend=backend, model=model)
+    cause = error.__cause__ if isinstance(error, sdk.APIConnectionError) else error
+    if isinstance(error, sdk.APITimeoutError) and not isinstance(cause, httpx2.TimeoutException):
+        return RequestTimeoutError(f"no answer in time from {url}", backend=backend, model=model)
+    return transport_error(cause if isinstance(cause, Exception) else error, backend=backend, model=model, where=f" to {url}")
+
+
+_PARAMETER_WORDS = (None, "unknown_parameter", "unsupported_parameter", "unsupported_value")
+_PARAMETERS = (
+    *("temperature", "top_p", "top_k", "min_p", "stop", "seed", "reasoning", "reasoning_effort", "reasoning.effort"),
+    *("response_format", "text.format", "tool_choice", "parallel_tool_calls", "max_tokens", "max_completion_tokens"),
+)
+
+
+def status_error(response: httpx2.Response, body: object, *, backend: str, model: str) -> BackendError:
+    """What an answer with an error status means."""
+    status, headers = response.status_code, response.headers
+    inner = body.get("error", body) if isinstance(body, dict) else None
+    code = kind = message = parameter = detail = None
+    if isinstance(inner, dict):
+        code, kind, message, parameter = (inner.get(key) for key in ("code", "type", "message", "param"))
+        details = inner.get("details")
+        detail = details.get("error_code") if isinstance(details, dict) else None
+    elif isinstance(inner, str):
+        message = inner
+    found = error_class(detail, code, kind, status=status)
+    word = code if isinstance(code, str) else None
+    if found is RequestRejectedError and parameter in _PARAMETERS and word in _PARAMETER_WORDS:
+        found = UnsupportedParameterError
+    if not isinstance(message, str) or not message:
+        text = body.strip() if isinstance(body, str) else ""
+        message = f"answered with status {status}" + (f": {text[:200]!r}" if text else "")
+    words = ", ".join(w for w in (detail, code, kind) if isinstance(w, str) and w != message)
+    asked = {"true": True, "false": False}.get(headers.get("x-should-retry", ""))
+    return found(
+        f"{message} ({words})" if words else message,
+        backend=backend,
+        model=model,
+        status=status,
+        request_id=headers.get("x-request-id") or headers.get("request-id"),
+        retry_after=retry_after(headers),
+        retryable=asked if asked is not None and found.default_retryable else None,
+    )
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """The seconds a server asks to wait: ``retry-after-ms``, or ``retry-after`` as seconds or as a date."""
+    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        text = headers.get(name)
+        if text is None:
+            continue
+        with suppress(ValueError):
+            seconds = float(text) / scale
+            return max(0.0, seconds) if math.isfinite(seconds) else None
+        with suppress(ValueError):
+            moment = parsedate_to_datetime(text)
+            return max(0.0, (moment.astimezone(UTC) - datetime.now(UTC)).total_seconds())
+    return None
