@@ -29,8 +29,8 @@ _MARK_KEYS = {"anthropic": "cache_control", "openai": "prompt_cache_breakpoint"}
 def message_to_dict(message: Message) -> dict[str, Any]:
     """The message as one dictionary. Its values are the message's own, not copies."""
     match message.parts:
-        case [OpaquePart(dialect="responses", raw=raw)] if raw.get("type") not in _RESPONSES_CONTENT:
-            return dict(raw)  # an item of its own, which has no place inside a message
+        case [OpaquePart(dialect="responses", raw=raw) as item] if raw.get("type") not in _RESPONSES_CONTENT:
+            return _part(item)  # an item of its own, which has no place inside a message
     out: dict[str, Any] = {"role": message.role}
     if message.name is not None:
         out["name"] = message.name

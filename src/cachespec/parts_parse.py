@@ -39,9 +39,9 @@ Dialect: TypeAlias = Literal["chat", "responses", "messages"]
 
 PART_TYPES: tuple[type, ...] = get_args(Part)
 MARKS: dict[str, Literal["anthropic", "openai"]] = {"cache_control": "anthropic", "prompt_cache_breakpoint": "openai"}
-_CONTENT_KEYS = frozenset(
-    ["text", "content", "output", "input", "arguments", "source", "image_url", "thinking", "summary", "function"]
-    + ["role", "call_id", "tool_use_id", "tool_call_id", "tool_calls", "is_error", "detail"]
+_CONTENT_KEYS = (
+    *("text", "content", "output", "input", "arguments", "source", "image_url", "thinking", "summary", "function"),
+    *("role", "call_id", "tool_use_id", "tool_call_id", "tool_calls", "is_error", "detail"),
 )
 OPAQUE: dict[str, Dialect] = {
     "refusal": "chat",
