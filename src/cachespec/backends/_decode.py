@@ -301,6 +301,12 @@ def text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def billing_facts(said: Object) -> dict[str, str] | None:
+    """What the price depends on besides the usage, as the answer says it. ``auto`` is a wish, not a tier."""
+    facts = {key: said[key] for key in ("service_tier", "speed") if text_or_none(said.get(key)) and said[key] != "auto"}
+    return facts or None
+
+
 def _excerpt(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return repr(text[:200] + "..." if len(text) > 200 else text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from cachespec.backends._decode import EventDecoder, Object, string, text_or_none
+from cachespec.backends._decode import EventDecoder, Object, billing_facts, string, text_or_none
 from cachespec.events import (
     Event,
     Finished,
@@ -32,7 +32,8 @@ class ResponsesDecoder(EventDecoder):
 
     def __init__(self, *, backend: str, model: str, provider: str | None = "openai") -> None:
         super().__init__(backend=backend, model=model, provider=provider)
-        self._facts: tuple[str | None, str | None] | None = None
+        self._noted = False
+        self._billing: dict[str, str] | None = None
         self._items: dict[str, int] = {}
         self._streamed: set[int] = set()
         self._arguments: dict[int, int] = {}
@@ -65,11 +66,11 @@ class ResponsesDecoder(EventDecoder):
 
     def _note(self, response: Object, out: list[Event]) -> None:
         """Report the response's id and tier: at the start, and again where the end names another tier."""
-        model, tier = text_or_none(response.get("model")), text_or_none(response.get("service_tier"))
-        if self._facts is None or (tier is not None and tier != self._facts[1]):
-            self._facts = model, tier
+        billing = billing_facts(response)
+        if not self._noted or (billing is not None and billing != self._billing):
+            self._noted, self._billing = True, billing
             self.request_id = text_or_none(response.get("id")) or self.request_id
-            billing = {"service_tier": tier} if tier else None
+            model = text_or_none(response.get("model"))
             out.append(ResponseStarted(request_id=self.request_id, model=model, billing=billing))
 
     def _text(self, event: Object, out: list[Event]) -> None:
