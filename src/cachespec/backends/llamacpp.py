@@ -89,7 +89,7 @@ class LlamaCppBackend:
     Raises ConfigError for values out of range. Nothing is loaded before `start`.
     """
 
-    provider = None
+    provider: str | None = None
 
     def __init__(
         self,

@@ -98,9 +98,7 @@ class LlamaCppRuntime:
             self.close()
             raise
 
-    def _load(
-        self, lib: _Library, path: Path, gpu_layers: int | None, progress: Callable[[float], bool] | None
-    ) -> None:
+    def _load(self, lib: _Library, path: Path, gpu_layers: int | None, progress: Callable[[float], bool] | None) -> None:
         c = self._c
         params = c.llama_model_default_params()
         if gpu_layers is not None:
