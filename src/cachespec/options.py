@@ -313,20 +313,29 @@ def _read_items(value: Any, annotation: Any, base: Any, where: Where, context: C
 def _read_typed_dict(value: Any, annotation: Any, where: Where, context: Context) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise Problem(where, f"must be a table, not {show(value)}")
-    hints = typing.get_type_hints(annotation, include_extras=True)
-    missing = sorted(annotation.__required_keys__ - value.keys())
+    fields = typed_dict_fields(annotation)
+    missing = [name for name, (_, required) in fields.items() if required and name not in value]
     if missing:
-        raise Problem(where, f"{missing[0]!r} is missing")
+        raise Problem(where, f"{missing[0]!r} is missing", hint=f"expected {describe(fields[missing[0]][0])}")
 
     def item(key: str, given: Any) -> tuple[str, Any]:
-        if key not in hints:
-            raise Problem((*where, key), "unknown key", hint=suggestion(key, hints))
-        kind = hints[key]
-        if get_origin(kind) in (typing.Required, typing.NotRequired):
-            kind = get_args(kind)[0]
-        return key, read(given, kind, (*where, key), context=context)
+        if key not in fields:
+            raise Problem((*where, key), "unknown key", hint=suggestion(key, fields))
+        return key, read(given, fields[key][0], (*where, key), context=context)
 
     return typing.cast("dict[str, Any]", _each(value.items(), dict, item))
+
+
+def typed_dict_fields(annotation: Any) -> dict[str, tuple[Any, bool]]:
+    """The annotation of each key, and whether it is required (which the class itself does not know of text annotations)."""
+    fields: dict[str, tuple[Any, bool]] = {}
+    for name, kind in typing.get_type_hints(annotation, include_extras=True).items():
+        marked = get_origin(kind)
+        if marked in (typing.Required, typing.NotRequired):
+            fields[name] = (get_args(kind)[0], marked is typing.Required)
+        else:
+            fields[name] = (kind, annotation.__total__)
+    return fields
 
 
 def _each(pairs: Iterable[tuple[Any, Any]], build: Callable[[Iterable[Any]], Any], convert: Callable[[Any, Any], Any]) -> Any:

@@ -142,7 +142,7 @@ def _make(
 def _offers(family: str, made: Any, where: Where) -> Any:
     missing = [name for name in _MEMBERS.get(family, ()) if not hasattr(made, name)]
     if missing:
-        raise Problem(where, f"a {type(made).__name__} is no {_singular(family)}: it lacks {', '.join(missing)}")
+        raise Problem(where, f"{type(made).__name__} is no {_singular(family)}: it lacks {', '.join(missing)}")
     return made
 
 
