@@ -118,6 +118,7 @@ class EventDecoder(ABC):
     Attributes:
         error: set when the answer failed after events of the same bytes; the next `feed` or `close` raises it. Whoever
             waits for more bytes looks here first, for a server may say that it failed and keep the connection open.
+        request_id: the answer's own id; whoever knows a better one (a header's) sets it before the first bytes.
         done: the protocol sent its last word; nothing that matters can follow, even if the connection stays open.
     """
 

@@ -68,7 +68,8 @@ class MessagesDecoder(EventDecoder):
     def whole(self, payload: Object, out: list[Event]) -> bool:
         if payload.get("type") != "message":
             return False
-        self.request_id, self._model = text_or_none(payload.get("id")), text_or_none(payload.get("model"))
+        self.request_id = self.request_id or text_or_none(payload.get("id"))
+        self._model = text_or_none(payload.get("model"))
         self._started(payload.get("usage") or {}, out)
         for index, block in enumerate(payload["content"]):
             self._block_start({"index": index, "content_block": block}, out)
@@ -79,7 +80,7 @@ class MessagesDecoder(EventDecoder):
 
     def _message_start(self, event: Object, out: list[Event]) -> None:
         message = event["message"]
-        self.request_id = text_or_none(message.get("id"))
+        self.request_id = self.request_id or text_or_none(message.get("id"))
         self._model = text_or_none(message.get("model"))
         usage = message.get("usage") or {}
         self._started(usage, out)

@@ -69,7 +69,7 @@ class ResponsesDecoder(EventDecoder):
         billing = billing_facts(response)
         if not self._noted or (billing is not None and billing != self._billing):
             self._noted, self._billing = True, billing
-            self.request_id = text_or_none(response.get("id")) or self.request_id
+            self.request_id = self.request_id or text_or_none(response.get("id"))
             model = text_or_none(response.get("model"))
             out.append(ResponseStarted(request_id=self.request_id, model=model, billing=billing))
 
