@@ -43,8 +43,8 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+async def http(keep: int | None = None) -> AsyncIterator[httpx2.AsyncClient]:
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=keep)
     async with httpx2.AsyncClient(timeout=20, limits=limits, trust_env=False) as client:
         yield client
 
@@ -175,7 +175,7 @@ async def test_the_vendors_clients_see_the_errors(wire_server: WireServer) -> No
 
 @pytest.mark.parametrize("api", APIS)
 async def test_what_each_fault_looks_like(wire_server: WireServer, api: str) -> None:
-    async with http() as client:
+    async with http(keep=0) as client:  # a connection that the server closes unannounced would fail the next request
         for n in (0, 1, 7):
             events, error = await read(wire_server, api, f"cut-{n}", client)
             assert (text(events), finish(events), type(error)) == (answer(n), None, httpx2.RemoteProtocolError)
@@ -216,7 +216,7 @@ async def test_what_each_fault_looks_like(wire_server: WireServer, api: str) -> 
         with pytest.raises(httpx2.RemoteProtocolError):
             await client.post(wire_server.url + PATHS[api], json=request(api, "refuse-1"))
         assert (await client.post(wire_server.url + PATHS[api], json=request(api, "refuse-1"))).status_code == 200
-        assert (await client.post(wire_server.url + PATHS[api], content=b"{")).status_code == 150
+        assert (await client.post(wire_server.url + PATHS[api], content=b"{")).status_code == 400
         assert (await client.get(wire_server.url + "/nowhere")).status_code == 404
 
 
