@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachespec._rates import INPUT, OUTPUT, PriceList, TokenRates
+from cachespec._rates import INPUT, OUTPUT, REASONING, REQUEST, PriceList, TokenRates
 from cachespec.errors import ConfigError
 from cachespec.pricing import Rates, hosted_rates, local_rates
 from cachespec.usage import Cost, Usage
@@ -342,6 +344,17 @@ def test_no_request_costs_more_than_its_worst_case(
     assert spent <= reserved
 
 
+def test_reasoning_and_requests_may_have_prices_of_their_own() -> None:
+    def flat(price: int) -> tuple[tuple[int, Decimal], ...]:
+        return ((0, Decimal(price)),)
+
+    table = PriceList(prices={INPUT: flat(1), OUTPUT: flat(10), REASONING: flat(3), REQUEST: flat(5_000)})
+    rates = TokenRates(source="test", price_date=None, lists=(table,))
+    usage = Usage(uncached=100, cache_read=0, cache_write={}, output=50, reasoning=40)
+    assert rates.cost(usage).amount == Decimal("0.00532")  # 100 + 10 x 10 + 40 x 3 + 5,000, in millionths
+    assert rates.worst(input_tokens=100, output_tokens=50) == Decimal("0.0056")
+
+
 # -- local engines ------------------------------------------------------------------------------------------------------
 
 
@@ -433,3 +446,17 @@ def test_importing_pricing_loads_no_price_table() -> None:
     code = "import sys, cachespec.pricing; print([m for m in ('genai_prices', 'pydantic', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.shared
+def test_recorded_bills_are_what_we_compute(shared_data: Path) -> None:
+    """OpenRouter sends its own bill with the usage; its prices of these models have not changed since."""
+    checked = 0
+    for line in (shared_data / "usage" / "recorded_usage.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line, parse_float=Decimal)
+        if record["host"] != "openrouter.ai" or record["model"] not in ("anthropic/claude-sonnet-4.6", "openai/gpt-5-mini"):
+            continue
+        cost = known("openrouter", record["model"]).cost(usage_from("chat", record["usage"]))
+        assert cost.amount == record["usage"]["cost"], record
+        checked += 1
+    assert checked > 10

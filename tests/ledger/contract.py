@@ -252,6 +252,14 @@ class LedgerContract:
         assert figures(await ledger.refresh([budget])) == [("0", "0.5")]
         await ledger.aclose()
 
+    @pytest.mark.parametrize("most", ["-1", "NaN", "Infinity"])
+    @pytest.mark.anyio
+    async def test_what_is_no_limit_reserves_nothing(self, ledger: FullLedger, most: str) -> None:
+        with pytest.raises(InputError):
+            await ledger.reserve(hold("0.5", limit("1"), limit(most, account="other")))
+        assert figures(await ledger.refresh([limit("1")])) == [("0", "0")]
+        await ledger.aclose()
+
     @pytest.mark.anyio
     async def test_sums_beyond_what_one_amount_holds(self, ledger: FullLedger) -> None:
         budget = limit("40000000")

@@ -295,6 +295,21 @@ async def test_a_file_locked_for_too_long(tmp_path: Path) -> None:
     await ledger.aclose()
 
 
+@pytest.mark.anyio
+async def test_a_new_file_that_another_process_is_making(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    ledger = SqliteLedger(str(path))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        impatient = SqliteLedger(str(path), busy_s=0.02)
+        with pytest.raises(LedgerError, match="locked"):
+            await impatient.totals()
+        await impatient.aclose()
+    with locked(path, 0.1):
+        assert (await ledger.totals()).requests == 0
+    await ledger.aclose()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to every file")
 @pytest.mark.anyio
 async def test_a_file_without_permission(tmp_path: Path) -> None:
