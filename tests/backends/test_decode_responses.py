@@ -153,6 +153,26 @@ def test_events_without_an_output_index_go_by_their_item() -> None:
     assert [e for e in events if isinstance(e, TextDelta)] == [TextDelta("a", 0), TextDelta("b", 1), TextDelta("c", 0)]
 
 
+def test_a_server_that_numbers_nothing_and_names_its_model_last() -> None:
+    """As llama.cpp does."""
+    call = {"type": "function_call", "id": "fc", "call_id": "c", "name": "f", "arguments": ""}
+    arguments = {"type": "response.function_call_arguments.delta", "item_id": "fc", "delta": "{}"}
+    events = decode(
+        "responses",
+        {"type": "response.created", "response": {"id": "r1", "status": "in_progress"}},
+        {"type": "response.output_item.added", "item": call},
+        arguments,
+        {"type": "response.output_item.done", "item": call | {"arguments": "{}"}},
+        response("completed", usage=USAGE),
+    )
+    assert [e for e in events if isinstance(e, ToolCallDelta)] == [
+        ToolCallDelta(0, "c", "f", ""),
+        ToolCallDelta(0, "", "", "{}"),
+    ]
+    started = [e for e in events if isinstance(e, ResponseStarted)]
+    assert started == [ResponseStarted(request_id="r1"), ResponseStarted(request_id="r1", model="m1")]
+
+
 def test_a_refusal() -> None:
     events = decode("responses", CREATED, delta("No", kind="refusal"), delta(".", kind="refusal"), response("completed"))
     assert (text(events), finish(events)) == ("No.", "content_filter")

@@ -33,7 +33,7 @@ class ResponsesDecoder(EventDecoder):
     def __init__(self, *, backend: str, model: str, provider: str | None = "openai") -> None:
         super().__init__(backend=backend, model=model, provider=provider)
         self._noted = False
-        self._billing: dict[str, str] | None = None
+        self._facts: tuple[str | None, dict[str, str] | None] = (None, None)
         self._items: dict[str, int] = {}
         self._streamed: set[int] = set()
         self._arguments: dict[int, int] = {}
@@ -58,20 +58,20 @@ class ResponsesDecoder(EventDecoder):
         index = event.get("output_index")
         if isinstance(index, int):
             return index
-        item = event.get("item_id") or event["item"]["id"]
-        return self._items.setdefault(item, len(self._items))
+        item = event.get("item") or {}
+        key = event.get("item_id") or item.get("id") or item.get("call_id") or ""
+        return self._items.setdefault(key, len(self._items))
 
     def _started(self, event: Object, out: list[Event]) -> None:
         self._note(event["response"], out)
 
     def _note(self, response: Object, out: list[Event]) -> None:
-        """Report the response's id and tier: at the start, and again where the end names another tier."""
-        billing = billing_facts(response)
-        if not self._noted or (billing is not None and billing != self._billing):
-            self._noted, self._billing = True, billing
-            self.request_id = self.request_id or text_or_none(response.get("id"))
-            model = text_or_none(response.get("model"))
-            out.append(ResponseStarted(request_id=self.request_id, model=model, billing=billing))
+        """Report the response's id, model and tier: at the start, and again where the end says more or otherwise."""
+        self.request_id = self.request_id or text_or_none(response.get("id"))
+        facts = text_or_none(response.get("model")) or self._facts[0], billing_facts(response) or self._facts[1]
+        if not self._noted or facts != self._facts:
+            self._noted, self._facts = True, facts
+            out.append(ResponseStarted(request_id=self.request_id, model=facts[0], billing=facts[1]))
 
     def _text(self, event: Object, out: list[Event]) -> None:
         text = string(event["delta"])
