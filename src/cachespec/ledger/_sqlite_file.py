@@ -51,6 +51,7 @@ def connect(path: Path, *, busy_s: float, durable: bool) -> sqlite3.Connection:
     try:
         if _is_empty(db, path):
             _make(db, path, busy_s)
+        db.execute("PRAGMA wal_autocheckpoint = 8000")  # the ledger does it itself, at better moments
         db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
     except BaseException:
         db.close()
