@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cachespec import config as configuration
+from cachespec.annotations import EnvRef
 from cachespec.config import Config, PluginSpec, auto_config, check_config, load_config, parse_config
 from cachespec.durations import parse_duration
 from cachespec.errors import ConfigError, InputError, UnknownPluginError
-from cachespec.options import EnvRef
 from cachespec.registry import build, build_backend
 from cachespec.rules import BudgetRule, RetryRule, Rule, RuleCondition
 from cachespec.toml_source import line_of

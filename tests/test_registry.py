@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDic
 import pytest
 
 from cachespec import registry
+from cachespec.annotations import EnvRef, PositiveInt, dotted, nearest, suggestion
 from cachespec.durations import Duration
 from cachespec.errors import ConfigError, MissingDependencyError, UnknownPluginError
 from cachespec.ledger.memory import MemoryLedger
-from cachespec.options import EnvRef, PositiveInt, dotted, nearest, options_of, suggestion
+from cachespec.options import options_of
 from cachespec.policies.routing import Cheapest, Pinned
 from cachespec.registry import create, load, plugins, wire
 from cachespec.testing import ScriptedBackend

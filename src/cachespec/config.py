@@ -16,21 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cachespec import registry
+from cachespec.annotations import EnvRef, PluginOf, PositiveInt, Where, dotted, is_secret_name, suggestion
 from cachespec.durations import Duration
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError, UnknownPluginError
-from cachespec.options import (
-    Context,
-    EnvRef,
-    PluginOf,
-    PositiveInt,
-    Problem,
-    Where,
-    dotted,
-    is_secret_name,
-    raise_all,
-    read_table,
-    suggestion,
-)
+from cachespec.options import Context, Problem, raise_all, read_table
 from cachespec.rules import BudgetRule, RetryRule, Rule
 from cachespec.toml_source import line_of, parse, read_text
 

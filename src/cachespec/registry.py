@@ -14,8 +14,9 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from cachespec.annotations import Where, nearest
 from cachespec.errors import CachespecError, UnknownPluginError
-from cachespec.options import Context, Problem, Where, call, nearest, options_of, read_table
+from cachespec.options import Context, Problem, call, options_of, read_table
 
 if TYPE_CHECKING:
     from cachespec.backends.base import Backend

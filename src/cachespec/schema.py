@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cachespec import registry
+from cachespec.annotations import COLLECTIONS, MONEY, EnvRef, PluginOf, is_secret_name, typed_dict_fields
 from cachespec.config import ConfigFile
 from cachespec.durations import PATTERN
 from cachespec.errors import CachespecError
-from cachespec.options import COLLECTIONS, MONEY, EnvRef, Option, PluginOf, is_secret_name, options_of, typed_dict_fields
+from cachespec.options import Option, options_of
 
 Schema = dict[str, Any]
 _REFERENCE: Schema = {"$ref": "#/$defs/env"}

@@ -13,23 +13,8 @@ from tests.wire.server import WireServer
 
 App = Callable[..., str]
 File = Callable[[Any], str]
-COMPLETION = set(
-    [
-        "text",
-        "tool_calls",
-        "finish_reason",
-        "usage",
-        "cost",
-        "estimated",
-        "backend",
-        "model",
-        "request_id",
-        "ttft_ms",
-        "total_ms",
-        "decision",
-        "warnings",
-    ]
-)
+COMPLETION = {"text", "tool_calls", "finish_reason", "usage", "cost", "estimated", "backend", "model", "request_id"}
+COMPLETION |= {"ttft_ms", "total_ms", "decision", "warnings"}
 DECISION = {"chosen", "candidates", "plan", "budgets", "generation", "decided_in_us"}
 BODIES = [
     {"prompt": "hello", "system": "Be short."},

@@ -44,7 +44,7 @@ class Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
-            from cachespec.options import suggestion
+            from cachespec.annotations import suggestion
 
             raise click.UsageError(f"no command is called {name!r}; {suggestion(name, COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
