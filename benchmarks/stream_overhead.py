@@ -100,7 +100,13 @@ async def cachespec_client(
 
     def client_for(model: str) -> Client:
         if model not in clients:
-            backend = {"use": "openai", "api": "chat", "model": model, "api_key": {"env": "BENCHMARK_KEY"}, "base_url": f"{url}/v1"}
+            backend = {
+                "use": "openai",
+                "api": "chat",
+                "model": model,
+                "api_key": {"env": "BENCHMARK_KEY"},
+                "base_url": f"{url}/v1",
+            }
             clients[model] = Client(backends={"b": backend}, ledger=ledger)
         return clients[model]
 
@@ -184,7 +190,11 @@ def main() -> None:
     import tempfile
 
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.wire.server", "--port", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-m", "tests.wire.server", "--port", "0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     assert server.stdout is not None
     url = server.stdout.readline().strip()
@@ -244,7 +254,8 @@ def checks(report: dict[str, Any]) -> dict[str, float]:
         return float(cpu[mode][name]["median"])
 
     return {
-        "cachespec minus httpx2, coalesced (us, target <= 20)": median("coalesced", "cachespec") - median("coalesced", "httpx2"),
+        "cachespec minus httpx2, coalesced (us, target <= 20)": median("coalesced", "cachespec")
+        - median("coalesced", "httpx2"),
         "cachespec minus httpx2, paced (us, target <= 20)": median("paced 1 ms", "cachespec") - median("paced 1 ms", "httpx2"),
         "cachespec / openai, coalesced (target <= 0.35)": median("coalesced", "cachespec") / median("coalesced", "openai"),
         "per chunk at 10x the chunks / at 1x (linear: about 1)": median("coalesced", "cachespec")
