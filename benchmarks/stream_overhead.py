@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -95,7 +94,6 @@ async def cachespec_client(
     from cachespec.client import Client
     from cachespec.events import TextDelta
 
-    os.environ.setdefault("BENCHMARK_KEY", "none")
     clients: dict[str, Client] = {}
 
     def client_for(model: str) -> Client:
@@ -104,7 +102,7 @@ async def cachespec_client(
                 "use": "openai",
                 "api": "chat",
                 "model": model,
-                "api_key": {"env": "BENCHMARK_KEY"},
+                "api_key": "none",
                 "base_url": f"{url}/v1",
             }
             clients[model] = Client(backends={"b": backend}, ledger=ledger)
@@ -189,13 +187,8 @@ def main() -> None:
         return
     import tempfile
 
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.wire.server", "--port", "0"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
+    command = [sys.executable, "-m", "tests.wire.server", "--port", "0"]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert server.stdout is not None
     url = server.stdout.readline().strip()
     pythons = dict.fromkeys(CONTENDERS, sys.executable)

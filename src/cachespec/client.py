@@ -377,6 +377,10 @@ class Client:
         """`plan` for a request that is built already: the decision, and the request as the chosen backend would get it."""
         return self._decider.decide(self._ask(self._middleware.request(request)))
 
+    async def refresh(self, request: Request) -> None:
+        """Read, from the ledger, the budgets this request falls under, so that `plan` shows what others spent, too."""
+        await self._decider.refresh(self._ask(self._middleware.request(request)))
+
     def wire(self, verdict: Verdict) -> Wire | None:
         """The exact bytes that would be sent for a verdict; None for a local backend or when nobody was chosen."""
         plan = verdict.decision.plan

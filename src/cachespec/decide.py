@@ -33,7 +33,7 @@ from cachespec.errors import (
     PriceUnknownError,
     UnsupportedParameterError,
 )
-from cachespec.ledger.base import Ledger
+from cachespec.ledger.base import Ledger, Limit
 from cachespec.policies.base import RoutingPolicy
 from cachespec.policies.budgets import Applied, applied
 from cachespec.policies.routing import stay
@@ -152,7 +152,7 @@ class Decider:
             ranked.sort(key=lambda o: o.backend != choose)
         best = ranked[0] if ranked else None
         rest = [o for o in offers if all(o.backend != r.backend for r in ranked)]
-        limits = [b.limit for b in asked.budgets if b.rule.scope != "request"]
+        limits = _limits(asked)
         plan = None if best is None else self._plan(best, asked.request)
         decision = Decision(
             chosen=None if best is None else best.backend,
@@ -252,6 +252,10 @@ class Decider:
             detail += "; the model is told not to cache"
         reason = Reason("cache_off", f'cache="{request.cache}": {detail}')
         return Plan(backend=offer.backend, options=options, drop_marks=True, ignore=ignored, reasons=(reason,))
+
+
+def _limits(asked: Asked) -> list[Limit]:
+    return [b.limit for b in asked.budgets if b.rule.scope != "request"]
 
 
 def route_error(verdict: Verdict) -> CachespecError:

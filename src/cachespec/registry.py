@@ -227,17 +227,29 @@ def wire(
 ) -> Wired:
     """The same without a file: a backend, the ledger and ``policies["routing"]`` may each be a table or an object.
 
-    `client` holds the other keys of ``[client]``. Raises ConfigError with the key, and as `create`.
+    Unlike a file, a table in code may hold a secret itself: it is handed over like a variable's value, so that no
+    configuration, message or `repr` ever has it. `client` holds the other keys of ``[client]``. Raises ConfigError with the
+    key, and as `create`.
     """
     from cachespec.config import PluginSpec, read_config
 
     made: dict[Where, Any] = {}
+    handed: dict[str, str] = {}
 
     def table(value: Any, where: Where) -> Any:
-        if value is None or isinstance(value, Mapping):
+        if isinstance(value, Mapping):
+            return {key: hidden(item, (*where, key)) for key, item in value.items()}
+        if value is None:
             return value
         made[where] = value
         return PluginSpec(use=f"{type(value).__module__}:{type(value).__qualname__}", made=True)
+
+    def hidden(item: Any, where: Where) -> Any:
+        if not isinstance(item, str) or not is_secret_name(str(where[-1])):
+            return item
+        name = f"<{dotted(where)}>"
+        handed[name] = item
+        return {"env": name}
 
     tree: dict[str, Any] = {
         "client": dict(client),
@@ -253,7 +265,7 @@ def wire(
         config = read_config(tree)
     except Problem as problem:
         raise problem.error() from problem.__cause__
-    return _wire(config, made, environ)
+    return _wire(config, made, {**(os.environ if environ is None else environ), **handed} if handed else environ)
 
 
 def _wire(config: Config, made: Mapping[Where, Any], environ: Mapping[str, str] | None) -> Wired:

@@ -27,6 +27,7 @@ def command(request: str, config: str | None, wire: bool, as_json: bool) -> None
         from cachespec.client import connect
 
         async with connect(config) as client:
+            await client.refresh(parsed)
             verdict = client.plan_request(parsed)
             sent = client.wire(verdict) if wire else None
         if as_json:
