@@ -134,6 +134,12 @@ class Decider:
         budgets = applied(self._settings.budgets, ask)
         return Asked(request=request, prompt=build_prompt(request), ask=ask, candidates=candidates, budgets=budgets)
 
+    async def refresh(self, asked: Asked) -> None:
+        """Read the state of the budgets the request falls under; deciding itself reads nothing."""
+        limits = _limits(asked)
+        if limits:
+            await self._ledger.refresh(limits)
+
     def decide(self, asked: Asked, *, failed: Mapping[str, CachespecError] | None = None, choose: str | None = None) -> Verdict:
         """Filter, price, rank, plan. `failed` are candidates that fell since; `choose` is the one to try again now."""
         start = perf_counter()

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from cachespec.annotations import Where, nearest
+from cachespec.annotations import Where, dotted, is_secret_name, nearest
 from cachespec.errors import CachespecError, UnknownPluginError
 from cachespec.options import Context, Problem, call, options_of, read_table
 
