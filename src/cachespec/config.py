@@ -150,20 +150,25 @@ def parse_config(text: str, path: str | None = None, *, generation: int = 1) -> 
 
 
 def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """Everything that is wrong with a file, errors first found first; then what this environment lacks for it.
+    """Everything that is wrong with a file, in its order; then what this environment lacks for it.
 
-    An empty list: `connect` will accept it. Makes, sends and changes nothing.
+    No finding: `connect` will accept it. Starts, sends and changes nothing.
     """
-    environ = os.environ if environ is None else environ
     try:
         text = read_text(path)
-        tree = parse(text, str(path))
     except ConfigError as error:
         return [_finding(error)]
+    return check_text(text, str(path), environ)
+
+
+def check_text(text: str, path: str, environ: Mapping[str, str] | None = None) -> list[Finding]:
+    """The same for a text; `path` is for messages."""
+    environ = os.environ if environ is None else environ
     try:
-        config = read_config(tree, str(path), text)
+        tree = parse(text, path)
+        config = read_config(tree, path, text)
     except Problem as problem:
-        return _findings("error", [problem, *problem.more], str(path), text)
+        return _findings("error", [problem, *problem.more], path, text)
     except CachespecError as error:
         return [_finding(error)]
     missing = [(where, name) for where, name in references(tree) if not environ.get(name)]
@@ -172,7 +177,7 @@ def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> 
         unused = config.backends.keys() - {name for names in config.models.values() for name in names}
         told = "no alias of [models] uses this backend; requests must name it"
         warnings += [Problem(("backends", name), told) for name in sorted(unused)]
-    return [*_try(config, environ, dict(missing)), *_findings("warning", warnings, str(path), text)]
+    return [*_try(config, environ, dict(missing)), *_findings("warning", warnings, path, text)]
 
 
 def _try(config: Config, environ: Mapping[str, str], missing: Mapping[Where, str]) -> list[Finding]:

@@ -45,6 +45,14 @@ def test_config_check_of_a_bad_file(run: Run, app: App) -> None:
     assert Path(path).read_bytes() == before
 
 
+def test_config_on_stdin(run: Run, app: App) -> None:
+    text = Path(app()).read_text()
+    assert run("config", "check", "-", text=text).stdout == "-: valid\n"
+    bad = run("config", "check", "-", "--json", text=text + "rooting = 1\n")
+    assert (bad.exit_code, document(bad)["findings"][0]["line"]) == (2, 9)
+    assert [b["name"] for b in document(run("doctor", "-c", "-", "--json", text=text))["backends"]] == ["wire"]
+
+
 def test_config_check_warns(run: Run, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEST_KEY")
     result = run("config", "check", app())

@@ -122,6 +122,16 @@ def test_interrupt(app: Callable[..., str], request_file: Callable[[Any], str], 
     assert server.wait_for(lambda: server.connections == 0), "the upstream was left open"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = process("config", "schema", stdout=full)
+        _, told = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert b"Traceback" not in told
+    assert b"No space left" in told
+
+
 def test_the_console_script_is_there() -> None:
     script = Path(sys.executable).with_name("cachespec")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,3 +184,34 @@ def test_chat_as_a_process(app: App) -> None:
     out, err = command.communicate(b"hello\n", timeout=60)
     assert command.returncode == 0, err
     assert out.decode() == answer(3) + "\n"
+
+
+def test_interrupt_while_chat_waits(app: App) -> None:
+    command = process("chat", "-c", app("ok-3"))
+    assert command.stdin is not None
+    assert command.stdout is not None
+    command.stdin.write(b"hello\n")
+    command.stdin.flush()
+    assert command.stdout.readline().decode() == answer(3) + "\n"
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=30)
+    assert command.returncode == 130, err
+    assert b"Traceback" not in err
+
+
+def test_chat_that_is_no_text(app: App) -> None:
+    command = process("chat", "-c", app("ok-3"), env={"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:strict"})
+    _, err = command.communicate(b"\xff\xfe\n", timeout=60)
+    assert command.returncode == 2, err
+    assert b"not UTF-8" in err
+
+
+def test_a_configuration_on_stdin(run: Run, app: App, request_file: File) -> None:
+    text = Path(app("ok-3")).read_text()
+    result = run("complete", request_file({"prompt": "x"}), "-c", "-", text=text)
+    assert result.stdout == answer(3) + "\n"
+    result = run("complete", request_file({"prompt": "x"}), "-c", "-", text=text + "rooting = 1\n")
+    assert result.exit_code == 2
+    assert "<stdin>:9: policies.rooting" in result.stderr
+    for args in (["complete", "-"], ["explain", "-"], ["chat"]):
+        assert run(*args, "-c", "-", text=text).exit_code == 2

@@ -77,6 +77,8 @@ class Commands(click.Group):
             _end(130, "interrupted")
         except CachespecError as error:
             _end(2 if isinstance(error, BAD_INPUT) else 1, f"error: {error}")
+        except OSError as error:
+            _end(1, f"error: {error}")  # stdout on a full disk, for one
         except BaseExceptionGroup as group:
             _end(*_verdict(group))
         _end(code if isinstance(code, int) else 0)
