@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import pytest
@@ -31,9 +32,7 @@ TOOL = Tool(name="get_weather", parameters={"type": "object"})
 
 
 class Toy(LocalBackend):
-    def __init__(
-        self, runtime: ScriptedRuntime, *, loading_s: float = 0.0, chunk: int = 128, deterministic: bool = False
-    ) -> None:
+    def __init__(self, runtime: ScriptedRuntime, *, chunk: int = 128, deterministic: bool = False) -> None:
         super().__init__(
             name="toy",
             model="toy",
@@ -45,7 +44,7 @@ class Toy(LocalBackend):
             reads_per_s=1e9,
             flops_per_s=1e9,
         )
-        self.runtime, self.loading_s = runtime, loading_s
+        self.runtime, self.loading_s = runtime, 0.0
 
     def load_runtime(self, progress: Callable[[float], bool]) -> ScriptedRuntime:
         end = time.monotonic() + self.loading_s
@@ -177,7 +176,7 @@ async def test_an_estimate_is_cheap_the_second_time(started: Callable[[Toy], obj
     counted: list[str] = []
     tokenize = backend.runtime.tokenize
 
-    def count(text: str, *, special: bool) -> list[int]:
+    def count(text: str, *, special: bool) -> Any:
         counted.append(text)
         return tokenize(text, special=special)
 
@@ -281,8 +280,8 @@ async def test_cancelled_readers_leave_nothing(started: Callable[[Toy], object])
     gc.collect()
 
 
-async def test_a_loop_that_ends_takes_its_requests_along() -> None:
-    backend = toy(delay_s=0.01)
+async def test_a_request_abandoned_with_its_event_loop_does_not_hold_up_others() -> None:
+    backend = toy(delay_s=0.001)
 
     async def leave() -> None:
         attempt = await backend.open(ask(max_output_tokens=3000), PLAN, timeout=None)
@@ -290,10 +289,8 @@ async def test_a_loop_that_ends_takes_its_requests_along() -> None:
             await read(attempt)
 
     await backend.start()
-    await anyio.to_thread.run_sync(anyio.run, leave)  # another event loop, gone without closing the attempt
-    with anyio.fail_after(10):
-        while backend._loaded is not None and backend._loaded.engine.active:
-            await anyio.sleep(0.01)
+    await anyio.to_thread.run_sync(anyio.run, leave)  # gone without closing the attempt
+    assert len(await read(await backend.open(ask(max_output_tokens=20), PLAN, timeout=None))) > 20
     await backend.aclose()
 
 
@@ -324,6 +321,7 @@ async def test_deterministic_keeps_calls_inside_the_invariant_width() -> None:
     runtime.info = replace(runtime.info, chat_template=PLAIN)
     backend = Toy(runtime, chunk=10, deterministic=True)
     await backend.start()
+    runtime.hand_over()
     before = len(runtime.calls)
     await read(await backend.open(ask("x" * 100, max_output_tokens=3), PLAN, timeout=None))
     assert max(runtime.calls[before:]) <= 10

@@ -92,6 +92,10 @@ class ScriptedRuntime:
         if self._owner != me:
             raise AssertionError("two threads used one context")
 
+    def hand_over(self) -> None:
+        """Let another thread have it: the one that loaded it is done."""
+        self._owner = None
+
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         return list(text.encode())
 
