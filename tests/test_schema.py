@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from cachespec.annotations import PositiveInt
 from cachespec.config import parse_config
-from cachespec.errors import CachespecError
-from cachespec.schema import config_schema
+from cachespec.errors import CachespecError, UnknownPluginError
+from cachespec.schema import config_schema, schema_of
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 EXAMPLE = """
@@ -105,3 +109,51 @@ def test_what_only_code_can_give_is_not_in_it() -> None:
     found = keys(config_schema())
     assert {"api_key", "max_ttft", "path", "context"} <= found
     assert not {"name", "clock", "http"} & found
+
+
+class Price(TypedDict):
+    """A table with a fixed set of keys."""
+
+    input: Decimal
+    token: NotRequired[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table with a signature."""
+
+    size: PositiveInt
+    where: Path | None = None
+
+
+@pytest.mark.parametrize(
+    ("annotation", "schema"),
+    [
+        (Price, {"input": {"type": "string"}, "token": {"$ref": "#/$defs/env"}}),
+        (Table, {"size": {"type": "integer", "minimum": 1}, "where": {"type": "string"}}),
+    ],
+)
+def test_tables(annotation: Any, schema: dict[str, Any]) -> None:
+    found = schema_of(annotation, references=True)
+    assert found is not None
+    assert found["additionalProperties"] is False
+    assert found["required"] == [next(iter(schema))]
+    for name, expected in schema.items():
+        assert expected.items() <= found["properties"][name].items()
+
+
+def test_other_annotations() -> None:
+    assert schema_of(Any) == {}
+    assert schema_of(Callable[[], int]) is None
+    assert schema_of(Mapping[str, int]) == {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert schema_of(int | bool) == {"anyOf": [{"type": "integer"}, {"type": "boolean"}]}
+    assert schema_of(Literal["a", 1]) == {"enum": ["a", 1]}
+
+
+def test_a_plugin_that_cannot_be_loaded_is_accepted_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(family: str, use: str) -> Any:
+        raise UnknownPluginError(use)
+
+    monkeypatch.setattr("cachespec.registry.load", fail)
+    validator = Draft202012Validator(config_schema())
+    assert list(validator.iter_errors({"backends": {"a": {"use": "openai", "anything": 1}}})) == []

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
+import anyio
 import pytest
 from tests.cli.conftest import Run, document
 
 from cachespec.cli import demo
+from cachespec.client import Client
+from cachespec.events import Completion
+from cachespec.testing import ScriptedBackend, say
+from cachespec.usage import Usage
 
 
 @pytest.mark.model
@@ -66,3 +72,38 @@ def test_threads_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert demo.usual_threads() == 1
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert demo.usual_threads() == 1
+
+
+def told(usages: list[Usage | None], capsys: pytest.CaptureFixture[str]) -> tuple[list[demo.HostedPrice], str]:
+    """Two scripted answers with these usages, told to a person."""
+    replies = [say("The", " answer.", usage=usage) for usage in usages]
+    done: list[Completion] = []
+
+    async def run() -> None:
+        async with Client(backends={"local": ScriptedBackend(replies, name="local")}) as client:
+            done.extend([await demo.answer(client, q, "A manual.", 8, quiet=False) for q in demo.QUESTIONS])
+
+    anyio.run(run)
+    done = [replace(d, usage=usage) for d, usage in zip(done, usages, strict=True)]
+    prices = [demo.hosted_price(provider, model, done) for provider, model in demo.HOSTED]
+    demo.tell(done, prices)
+    return prices, capsys.readouterr().out
+
+
+def test_what_a_person_sees(capsys: pytest.CaptureFixture[str]) -> None:
+    first = Usage(uncached=0, cache_read=0, cache_write={"kv": 1_000_000}, output=100_000)
+    second = Usage(uncached=0, cache_read=900_000, cache_write={"kv": 100_000}, output=100_000)
+    prices, text = told([first, second], capsys)
+    # claude-sonnet-5-5: 2 USD per million in, 0.1 for reads, 10 out; 200,000 out are 2 USD.
+    assert prices[0].cold == Decimal(6)
+    assert prices[0].warm == Decimal("0.2") * 2 + Decimal("0.09") * 2 + 2
+    assert "The answer." in text
+    assert "chosen: local" in text
+    assert "900000 of 1000000 input tokens came from the engine's cache" in text
+    assert "claude-sonnet-5-5  $6" in text
+
+
+def test_usage_that_never_came_has_no_price(capsys: pytest.CaptureFixture[str]) -> None:
+    prices, text = told([Usage(uncached=1, cache_read=0, cache_write={}, output=1), None], capsys)
+    assert {(p.cold, p.warm) for p in prices} == {(None, None)}
+    assert "price not known" in text

@@ -13,6 +13,8 @@ from tests.cli.conftest import SECRET, Run, document, process
 from tests.wire.frames import answer
 from tests.wire.server import WireServer
 
+from cachespec.cli.main import cli
+
 App = Callable[..., str]
 File = Callable[[Any], str]
 COMPLETION = {"text", "tool_calls", "finish_reason", "usage", "cost", "estimated", "backend", "model", "request_id"}
@@ -215,3 +217,21 @@ def test_a_configuration_on_stdin(run: Run, app: App, request_file: File) -> Non
     assert "<stdin>:9: policies.rooting" in result.stderr
     for args in (["complete", "-"], ["explain", "-"], ["chat"]):
         assert run(*args, "-c", "-", text=text).exit_code == 2
+
+
+def test_chat_at_a_terminal(app: App, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = iter(["hello"])
+
+    def typed(prompt: str) -> str:
+        for line in lines:
+            return line
+        raise EOFError
+
+    monkeypatch.setattr("cachespec.cli.chat._at_terminal", lambda: True)
+    monkeypatch.setattr("builtins.input", typed)
+    with pytest.raises(SystemExit) as ended:
+        cli(["chat", "-c", app("ok-3")])
+    assert ended.value.code == 0
+    shown = capsys.readouterr()
+    assert shown.out == answer(3) + "\n\n"
+    assert "/quit" in shown.err
