@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cachespec import config as configuration
-from cachespec.annotations import EnvRef
 from cachespec.config import Config, PluginSpec, auto_config, check_config, load_config, parse_config
 from cachespec.durations import parse_duration
 from cachespec.errors import ConfigError, InputError, UnknownPluginError
@@ -24,7 +23,7 @@ ledger   = { use = "sqlite", path = "cachespec.db" }
 timeout  = "120s"
 max_output_tokens = 4096
 on_unsupported = "drop"
-salt     = { env = "SALT" }
+# what follows is for requests that say nothing else
 
 [backends.claude]
 use     = "anthropic"
@@ -70,7 +69,6 @@ def test_a_whole_file() -> None:
     assert config.backends["claude"].options["api_key"] == {"env": "ANTHROPIC_API_KEY"}
     assert list(config.backends) == ["claude", "laptop"]
     assert (config.timeout, config.max_output_tokens, config.on_unsupported) == (120.0, 4096, "drop")
-    assert config.salt == EnvRef(env="SALT")
     assert config.routing == PluginSpec(use="cheapest", options={"max_ttft": "800ms"})
     assert config.budgets == (
         BudgetRule(scope="tenant", limit=Decimal("50.00"), per="day"),
@@ -110,7 +108,6 @@ WRONG = [
     ("max_output_tokens = 4096", "max_output_tokens = 0", 5, "client.max_output_tokens", "above 0", None),
     ("max_output_tokens = 4096", "max_output_tokens = 1.5", 5, "client.max_output_tokens", "whole number", None),
     ('on_unsupported = "drop"', 'on_unsupported = "dorp"', 6, "client.on_unsupported", 'one of "error", "drop"', "'drop'"),
-    ('salt     = { env = "SALT" }', 'salt = "pepper"', 7, "client.salt", "a secret is not written", 'salt = { env = "NAME" }'),
     ('model    = "assistant"', 'model = "assistent"', 2, "client.model", "no alias or backend", "'assistant'"),
     ('model    = "assistant"', 'model = { env = "M" }', 2, "client.model", "must be text, not a table", None),
     ('path = "cachespec.db"', 'pth = "cachespec.db"', 3, "client.ledger.pth", "unknown key", "'path'"),

@@ -148,8 +148,11 @@ class Client:
             self._starting = anyio.Lock()
         async with self._starting:
             if not self._started:
-                for backend in self.backends.values():
-                    await backend.start()
+                for name, backend in self.backends.items():
+                    try:
+                        await backend.start()
+                    except ConfigError as error:
+                        raise self.config.place(error, ("backends", name)) from error
                 self._started = True
 
     async def aclose(self) -> None:

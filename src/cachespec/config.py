@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cachespec import registry
-from cachespec.annotations import EnvRef, PluginOf, PositiveInt, Where, dotted, is_secret_name, suggestion
+from cachespec.annotations import PluginOf, PositiveInt, Where, dotted, is_secret_name, suggestion
 from cachespec.durations import Duration
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError, UnknownPluginError
 from cachespec.options import Context, Problem, raise_all, read_table
@@ -49,9 +49,9 @@ class PluginSpec:
 class Config:
     """A whole, valid configuration.
 
-    `models` maps each alias to its backends. `timeout` is seconds for all attempts together (None: no deadline). `salt` is
-    the tenant salt's secret. `caching` None: the caller's own marks pass through. `generation` counts reloads. `notes` say
-    what was left out (only by `auto_config`). `path` and `text` are the file's, for messages.
+    `models` maps each alias to its backends. `timeout` is seconds for all attempts together (None: no deadline).
+    `caching` None: the caller's own marks pass through. `generation` counts reloads. `notes` say what was left out (only
+    by `auto_config`). `path` and `text` are the file's, for messages.
     """
 
     backends: Mapping[str, PluginSpec]
@@ -61,7 +61,6 @@ class Config:
     timeout: float | None = 120.0
     max_output_tokens: int | None = 4096
     on_unsupported: OnUnsupported = "error"
-    salt: EnvRef | None = None
     routing: PluginSpec = PluginSpec(use="cheapest")
     caching: PluginSpec | None = None
     acceptance: PluginSpec | None = None
@@ -76,6 +75,14 @@ class Config:
     def error(self, problem: Problem) -> ConfigError | UnknownPluginError:
         """The error for a problem found later, when something is made: with file and line."""
         return problem.error(self.path, None if self.text is None else line_of(self.text, problem.where))
+
+    def place(self, error: ConfigError, table: Where) -> ConfigError:
+        """The same error with file and line, when what was made from `table` raised it without knowing where it stands."""
+        if self.text is None or error.path is not None:
+            return error
+        where = (*table, error.key.split(".")[-1]) if error.key else table
+        line = line_of(self.text, where) or line_of(self.text, table)
+        return ConfigError(error.message, path=self.path, line=line, key=".".join(map(str, where)), hint=error.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +115,6 @@ class _Client:
     timeout: Duration | None = 120.0
     max_output_tokens: PositiveInt | None = 4096
     on_unsupported: OnUnsupported = "error"
-    salt: EnvRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +293,6 @@ def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | No
         timeout=client.timeout,
         max_output_tokens=client.max_output_tokens,
         on_unsupported=client.on_unsupported,
-        salt=client.salt,
         routing=policies.routing,
         caching=policies.caching,
         acceptance=policies.acceptance,

@@ -69,7 +69,9 @@ async def test_a_fault_before_content_is_tried_again(llmock: LLMock, api: str, f
     getattr(llmock, fault)(after_chunks=1)
     llmock.reply("OK then", times=None)
     assert (await ask(llmock, api)).text == "OK then"
-    llmock.assert_resilient(strict=True)
+    assert len(llmock.requests) == 2
+    # A short answer may be sent to its end before the broken line is read; the grader then warns that nobody stopped it.
+    llmock.assert_resilient(strict=fault != "corrupt")
 
 
 @pytest.mark.parametrize("api", APIS)
