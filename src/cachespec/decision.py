@@ -46,7 +46,6 @@ REASON_CODES = frozenset(
         "eval_required",
     }
 )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,6 @@ class Offer:
             "belief": self.belief.to_dict(),
             "speculation": None if self.speculation is None else self.speculation.to_dict(),
         }
-
 
     def explain(self) -> str:
         """The offer on one line: price, size, cache, time."""
