@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.engine.scripted import engine_threads
 
 from cachespec.backends._engine_attempt import EngineAttempt
 from cachespec.backends.llamacpp import LlamaCppBackend
@@ -38,6 +38,7 @@ from cachespec.testing import check_backend
 from cachespec.usage import Usage
 
 model = pytest.mark.model
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])  # what it shows is not about event loops, and it is slow
 PLAN = Plan(backend="laptop")
 
 
@@ -175,6 +176,7 @@ async def test_a_shared_prefix_is_not_evaluated_twice(backend: LlamaCppBackend, 
 
 
 @model
+@one_loop
 @pytest.mark.anyio
 async def test_tenants_share_nothing_and_the_same_one_does(backend: LlamaCppBackend) -> None:
     request = ask("Is this a secret? Say yes or no, and nothing else.", max_output_tokens=2)
@@ -186,6 +188,7 @@ async def test_tenants_share_nothing_and_the_same_one_does(backend: LlamaCppBack
 
 
 @model
+@one_loop
 @pytest.mark.anyio
 async def test_cache_modes(backend: LlamaCppBackend) -> None:
     request = ask("Count to three.", max_output_tokens=2)
@@ -233,6 +236,7 @@ async def test_a_cancelled_reader_leaves_nothing(backend: LlamaCppBackend) -> No
 
 
 @model
+@one_loop
 @pytest.mark.anyio
 async def test_a_prompt_that_does_not_fit_is_refused_before_any_work(backend: LlamaCppBackend) -> None:
     request = ask("word " * 1200)
@@ -247,6 +251,7 @@ async def test_a_prompt_that_does_not_fit_is_refused_before_any_work(backend: Ll
 
 
 @model
+@one_loop
 @pytest.mark.anyio
 async def test_output_beyond_the_context_ends_at_its_end() -> None:
     available()
@@ -265,9 +270,10 @@ async def test_output_beyond_the_context_ends_at_its_end() -> None:
 
 
 @model
+@one_loop
 @pytest.mark.anyio
 async def test_a_seed_gives_one_text_and_another_seed_another(backend: LlamaCppBackend) -> None:
-    request = ask("Invent a name for a cat.", temperature=0.7, seed=11, cache="off", max_output_tokens=16)
+    request = ask("Invent a name for a cat.", temperature=0.7, seed=11, cache="off", max_output_tokens=12)
     first, again = text(await run(backend, request)), text(await run(backend, request))
     others = {text(await run(backend, replace(request, seed=s))) for s in (12, 13)}
     assert first == again
@@ -277,6 +283,7 @@ async def test_a_seed_gives_one_text_and_another_seed_another(backend: LlamaCppB
 
 
 @model
+@one_loop
 @pytest.mark.anyio
 async def test_sampling_parameters_act_on_every_token(backend: LlamaCppBackend) -> None:
     greedy = await run(backend, ask("Name three colours.", max_output_tokens=12))
@@ -287,10 +294,11 @@ async def test_sampling_parameters_act_on_every_token(backend: LlamaCppBackend) 
 
 
 @model
+@one_loop
 @pytest.mark.anyio
 async def test_deterministic_text_does_not_depend_on_what_was_cached() -> None:
     available()
-    fixed = make(context=512, deterministic=True)
+    fixed = make(context=512, deterministic=True, prefill_chunk=32)
     await fixed.start()
     try:
         request = ask("Tell me about the sea. " * 8, temperature=0.7, seed=4, max_output_tokens=16)
@@ -322,7 +330,7 @@ async def test_stop_strings(backend: LlamaCppBackend) -> None:
 @model
 @pytest.mark.anyio
 async def test_fifty_aborted_requests_leave_no_thread_and_no_sequence(backend: LlamaCppBackend) -> None:
-    threads = threading.active_count()
+    threads = engine_threads()
     for i in range(50):
         attempt = await backend.open(ask(f"Story {i % 7}, please. " * (i % 3 + 1), max_output_tokens=100), PLAN, timeout=60)
         if i % 3 == 1:
@@ -331,13 +339,14 @@ async def test_fifty_aborted_requests_leave_no_thread_and_no_sequence(backend: L
             await anyio.sleep(0.005)
         await attempt.aclose()
     await idle(backend)
-    assert threading.active_count() == threads
+    assert engine_threads() == threads
     runtime: Any = backend._loaded.runtime  # type: ignore[union-attr]
     assert int(runtime._c.llama_memory_seq_pos_max(runtime._memory, 0)) + 1 == len(engine(backend).kept.tokens)
     assert text(await run(backend, ask("Say hello.")))
 
 
 @model
+@one_loop
 @pytest.mark.anyio
 async def test_tasks_take_turns_and_get_their_own_answers(backend: LlamaCppBackend) -> None:
     questions = [f"Repeat the number {n}." for n in (11, 22, 33)]

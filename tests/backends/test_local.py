@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.engine.scripted import ScriptedRuntime, forever, says
+from tests.engine.scripted import ScriptedRuntime, engine_threads, forever, says
 
 from cachespec.backends._engine_attempt import EngineAttempt
 from cachespec.backends._local import LocalBackend
@@ -197,7 +196,8 @@ async def test_latency_counts_what_is_ahead(started: Callable[[Toy], object]) ->
     backend = await started(toy(delay_s=0.01))  # type: ignore[misc]
     prompt = build_prompt(ask("q" * 100))
     alone = backend.estimate(prompt).latency
-    assert (alone.evidence, alone.total_ms) == ("assumed", None)
+    assert alone.evidence == "assumed"
+    assert (alone.total_ms or 0) > (alone.ttft_ms or 0) > 0  # a price by the hour needs a time, measured or not
     ahead = [await backend.open(ask("p" * 300), PLAN, timeout=None) for _ in range(3)]
     assert (backend.estimate(prompt).latency.ttft_ms or 0) > (alone.ttft_ms or 0)
     for attempt in ahead:
@@ -265,7 +265,7 @@ async def test_many_readers_at_once(started: Callable[[Toy], object]) -> None:
 
 async def test_cancelled_readers_leave_nothing(started: Callable[[Toy], object]) -> None:
     backend = await started(toy(delay_s=0.0005))  # type: ignore[misc]
-    threads = threading.active_count()
+    threads = engine_threads()
     for i in range(100):
         with anyio.move_on_after(0.0007 * (i % 7)):
             attempt = await backend.open(ask(str(i), max_output_tokens=1000), PLAN, timeout=None)
@@ -276,7 +276,7 @@ async def test_cancelled_readers_leave_nothing(started: Callable[[Toy], object])
     with anyio.fail_after(10):
         while backend._loaded.engine.active:
             await anyio.sleep(0.002)
-    assert threading.active_count() == threads
+    assert engine_threads() == threads
     gc.collect()
 
 

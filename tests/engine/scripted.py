@@ -180,6 +180,11 @@ class ScriptedRuntime:
         return {}
 
 
+def engine_threads() -> int:
+    """Engines' threads; worker threads of an event loop come and go by themselves."""
+    return sum(t.name.startswith("cachespec-") for t in threading.enumerate())
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Fails when it does not come true in time; the time is generous, the machine may be busy."""
     deadline = time.monotonic() + seconds

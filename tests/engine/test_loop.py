@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from tests.engine.scripted import END, ScriptedRuntime, forever, says, wait_until
+from tests.engine.scripted import END, ScriptedRuntime, engine_threads, forever, says, wait_until
 
 from cachespec.engine.loop import Average, Engine, shared_prefix
 from cachespec.engine.sampling import Sampling
@@ -336,7 +336,7 @@ def test_a_thousand_cancellations_at_random_moments_leave_nothing() -> None:
     runtime = ScriptedRuntime()
     chance = random.Random(7)
     with running(runtime, chunk=16) as engine:
-        threads = threading.active_count()
+        threads = engine_threads()
         open_: list[Sequence] = []
         for i in range(1000):
             sequence = engine.submit(job("p" * chance.randint(1, 200) + str(i), output=chance.randint(1, 400)))
@@ -351,7 +351,7 @@ def test_a_thousand_cancellations_at_random_moments_leave_nothing() -> None:
         for sequence in open_:
             sequence.cancel()
         wait_until(lambda: engine.active == 0)
-        assert threading.active_count() == threads
+        assert engine_threads() == threads
         assert runtime.length(0) == len(engine.kept.tokens)
         assert set(engine.kept.tokens) <= set(b"p0123456789")  # prompts only, nothing that was generated
         runtime.following = says("alive", after=4)

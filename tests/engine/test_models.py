@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cachespec.engine.models import find_model, shipped_models
-from cachespec.errors import ConfigError
+from cachespec.errors import ConfigError, MissingDependencyError, NotFoundError
 
 
 def package(folder: Path, name: str, *files: str) -> None:
@@ -133,6 +133,23 @@ def test_a_hub_repository_with_many_files_asks_which(monkeypatch: pytest.MonkeyP
     hub(monkeypatch, ["b.gguf", "a.gguf"], tmp_path)
     with pytest.raises(ConfigError, match=r"a\.gguf, b\.gguf"):
         find_model("hf:org/repo")
+
+
+def test_a_hub_repository_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = pytest.importorskip("huggingface_hub.errors")
+    import httpx2
+
+    response = httpx2.Response(404, request=httpx2.Request("HEAD", "https://example.org"))
+    hub(monkeypatch, [], errors.RepositoryNotFoundError("no such repository", response=response))
+    with pytest.raises(NotFoundError, match="hf:org/repo"):
+        find_model("hf:org/repo/m.gguf")
+
+
+def test_without_the_hub_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingDependencyError) as caught:
+        find_model("hf:org/repo/m.gguf")
+    assert caught.value.extra == "llamacpp"
 
 
 def test_a_full_disk_while_downloading(monkeypatch: pytest.MonkeyPatch) -> None:

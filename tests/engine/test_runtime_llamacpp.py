@@ -65,6 +65,10 @@ def test_facts(runtime: LlamaCppRuntime) -> None:
     assert runtime.facts()["threads"] == 1
 
 
+def test_a_long_piece(runtime: LlamaCppRuntime) -> None:
+    assert len(runtime.piece(46778)) == 81
+
+
 @pytest.mark.parametrize("text", ["", "Hello", "Grüße 👍🏽 終", "a\u0000b", "<|im_end|>", " " * 500, "\ud800"])
 def test_tokens_and_pieces_are_inverse(runtime: LlamaCppRuntime, text: str) -> None:
     tokens = runtime.tokenize(text, special=False)
@@ -162,6 +166,40 @@ def test_no_room_changes_nothing(runtime: LlamaCppRuntime) -> None:
     assert runtime.length(0) == 256
 
 
+@pytest.mark.parametrize("code", [-1, -3])
+def test_a_failing_library_is_an_error_and_the_kv_is_as_before(
+    runtime: LlamaCppRuntime, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    put(runtime, [500, 501])
+    monkeypatch.setattr(runtime._c, "llama_decode", lambda context, batch: code)
+    with pytest.raises(RuntimeError, match="llama_decode"):
+        put(runtime, [600, 601])
+    assert runtime.length(0) == 2
+
+
+def test_what_cannot_be_cut_is_emptied_when_a_call_fails(runtime: LlamaCppRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(runtime, [500, 501])
+
+    def half(context: object, batch: object) -> int:
+        monkeypatch.undo()
+        put(runtime, [700])  # some of it was done
+        monkeypatch.setattr(runtime._c, "llama_memory_seq_rm", lambda m, s, a, b: a < 0 and real(m, s, a, b))
+        return 2
+
+    real = runtime._c.llama_memory_seq_rm
+    monkeypatch.setattr(runtime._c, "llama_decode", half)
+    with pytest.raises(Interrupted):
+        put(runtime, [600, 601])
+    assert runtime.length(0) == 0
+    assert put(runtime, [500]) is not None  # and it can be used again
+
+
+def test_a_row_that_was_not_asked_for_is_an_error(runtime: LlamaCppRuntime) -> None:
+    runtime.evaluate([Span(sequence=0, start=0, tokens=[5, 6], rows=1)])
+    with pytest.raises(RuntimeError, match="row 0"):
+        runtime.rows([0])
+
+
 def test_an_interrupt_rolls_back_and_is_quick(runtime: LlamaCppRuntime) -> None:
     put(runtime, [500, 501])
     stopped_at: list[float] = []
@@ -254,6 +292,25 @@ def test_settings_that_cannot_be_had() -> None:
     with pytest.raises(ConfigError, match="8192") as caught:
         load(context=9000)
     assert caught.value.key == "context"
+
+
+def test_a_gpu_that_the_library_cannot_use() -> None:
+    from llama_cpp import llama_cpp
+
+    if llama_cpp.llama_supports_gpu_offload():
+        pytest.skip("this build can use a GPU")
+    with pytest.raises(ConfigError, match="no GPU support") as caught:
+        load(gpu_layers=1)
+    assert caught.value.key == "gpu_layers"
+    load(context=64, gpu_layers=0, flash_attention=False).close()
+
+
+def test_no_memory_for_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llama_cpp import llama_cpp
+
+    monkeypatch.setattr(llama_cpp, "llama_init_from_model", lambda model, params: None)
+    with pytest.raises(ConfigError, match="no room for a context of 64"):
+        load(context=64)
 
 
 def test_loading_can_be_stopped_and_reports() -> None:

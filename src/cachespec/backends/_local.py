@@ -37,13 +37,13 @@ from cachespec.errors import (
 from cachespec.messages import ImagePart, Part, ToolResultPart
 from cachespec.pricing import Rates, local_rates
 from cachespec.prompt import Prompt, build_prompt
+from cachespec.quotes import EXPECTED_OUTPUT
 from cachespec.request import Request
 
 _PARAMETERS = frozenset({"max_output_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed"})
 _WIDEST = 512  # tokens a call; more would make prefill hard to cancel on a slow machine
 _REMEMBERED = 8  # prompts whose tokens are kept, from being quoted to being opened
 _WARM = 0.8  # share of a prompt in the KV from which it is called warm
-_ANSWER = 128.0  # tokens expected of an answer that is ahead in the queue, until answers were seen
 _NO_LATENCY = Latency(ttft_ms=None, total_ms=None)
 
 
@@ -207,7 +207,7 @@ class LocalBackend(ABC):
         room = max(0, self._context - len(tokens))
         output_max = room if request.max_output_tokens is None else min(room, request.max_output_tokens)
         typical = loaded.engine.answer_length.value
-        expected = None if typical is None else min(output_max, round(typical))
+        expected = min(output_max, EXPECTED_OUTPUT if typical is None else round(typical))
         counts = TokenEstimate(
             input=len(tokens),
             cache_read=read,
@@ -233,17 +233,17 @@ class LocalBackend(ABC):
         state = "cold" if shared == 0 else "warm" if shared >= _WARM * len(tokens) else "partial"
         return Belief(state=state, tokens=shared, evidence=evidence)  # type: ignore[arg-type]
 
-    def _latency(self, loaded: _Loaded, prefill: int, output: int | None) -> Latency:
+    def _latency(self, loaded: _Loaded, prefill: int, output: int) -> Latency:
         engine, info = loaded.engine, loaded.runtime.info
         measured = engine.prefill_speed.value, engine.decode_speed.value
         prefill_speed = measured[0] or self._flops_per_s / (2 * max(1, info.parameters))
         decode_speed = measured[1] or self._reads_per_s / max(1, info.size)
         ahead_tokens, ahead = engine.backlog
-        wait = ahead_tokens / prefill_speed + ahead * (engine.answer_length.value or _ANSWER) / decode_speed
+        wait = ahead_tokens / prefill_speed + ahead * (engine.answer_length.value or EXPECTED_OUTPUT) / decode_speed
         first = wait + prefill / prefill_speed + 1 / decode_speed
         return Latency(
             ttft_ms=first * 1000,
-            total_ms=None if output is None else (first + max(0, output - 1) / decode_speed) * 1000,
+            total_ms=(first + max(0, output - 1) / decode_speed) * 1000,
             evidence="assumed" if None in measured else "measured",
         )
 
