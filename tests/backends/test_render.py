@@ -13,7 +13,7 @@ import pytest
 from tests.backends.hosted_support import PLAN, WEATHER, ask, body, rendered, schema
 
 from cachespec.backends._json import Raw, dumps, object_text
-from cachespec.backends._profile import ANTHROPIC_ID, CHAT_ID, MISTRAL_ID, IdRule, Profile, cannot
+from cachespec.backends._profile import ANTHROPIC_ID, CHAT_ID, MISTRAL_ID, Api, IdRule, Profile, cannot
 from cachespec.backends._render import model_family, strict_schema
 from cachespec.backends.anthropic import VERSION, anthropic_profile
 from cachespec.backends.compatible import ROWS
@@ -34,13 +34,20 @@ from cachespec.messages import (
 from cachespec.messages_parse import parse_messages
 from cachespec.request import Reasoning, Request, ResponseFormat, ToolChoice
 
+
+def profile_of(server: str, api: Api) -> Profile:
+    found = ROWS[server].profile(api)
+    assert found is not None
+    return found
+
+
 CHAT = openai_profile("gpt-6-astra", "chat")
 OLD_CHAT = openai_profile("gpt-4.1", "chat")
 RESPONSES = openai_profile("gpt-6-astra", "responses")
 MESSAGES = anthropic_profile("claude-sonnet-5-5", VERSION)
-LOCAL = ROWS["llama-server"].profiles["chat"]
-LOCAL_MESSAGES = ROWS["llama-server"].profiles["messages"]
-OPENROUTER = ROWS["openrouter"].profiles["chat"]
+LOCAL = profile_of("llama-server", "chat")
+LOCAL_MESSAGES = profile_of("llama-server", "messages")
+OPENROUTER = profile_of("openrouter", "chat")
 HOSTED = [CHAT, RESPONSES, MESSAGES]
 ANTHROPIC_MARK = CacheMark(dialect="anthropic", fields={"type": "ephemeral", "ttl": "1h", "scope": "x"})
 OPENAI_MARK = CacheMark(dialect="openai", fields={"mode": "explicit", "ttl": "12h", "new": 1})
@@ -114,15 +121,15 @@ def test_sampling_goes_where_it_is_taken() -> None:
     local = body(LOCAL, request)
     assert [local[k] for k in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")] == [0.0, 0.5, 4, 0.1, 7, 5]
     assert body(LOCAL_MESSAGES, request)["top_k"] == 4
-    assert body(ROWS["mistral"].profiles["chat"], request)["random_seed"] == 7
-    assert "stream_options" not in body(ROWS["mistral"].profiles["chat"], request)
+    assert body(profile_of("mistral", "chat"), request)["random_seed"] == 7
+    assert "stream_options" not in body(profile_of("mistral", "chat"), request)
 
 
 def test_usage_is_always_asked_for_while_streaming() -> None:
     # Without the option a Chat stream reports no usage and would be booked as free (case A13).
-    for row in ROWS.values():
-        if "chat" in row.profiles and row is not ROWS["mistral"]:
-            assert body(row.profiles["chat"], ask())["stream_options"]["include_usage"] is True
+    for server in ROWS:
+        if server != "mistral":
+            assert body(profile_of(server, "chat"), ask())["stream_options"]["include_usage"] is True
 
 
 def test_the_body_always_streams_and_extra_comes_last() -> None:
@@ -484,12 +491,12 @@ def test_an_answer_of_nothing_but_foreign_reasoning_leaves_no_message() -> None:
 
 
 def test_reasoning_text_goes_back_in_the_field_it_came_in() -> None:
-    deepseek = ROWS["deepseek"].profiles["chat"]
+    deepseek = profile_of("deepseek", "chat")
     part = ReasoningPart(text="hm", raw={"reasoning_content": "hm"}, provider="deepseek", model="deepseek-v4-pro")
     request = Request(messages=(assistant(part, TextPart(text="Hi")),))
     sent = body(deepseek, request, model="deepseek-v4-pro")
     assert sent["messages"][0] == {"role": "assistant", "reasoning_content": "hm", "content": "Hi"}
-    assert "hm" not in rendered(ROWS["groq"].profiles["chat"], request).body
+    assert "hm" not in rendered(profile_of("groq", "chat"), request).body
     given = ask(given=[{"role": "assistant", "reasoning_content": "own", "content": "Hi"}, {"role": "user", "content": "?"}])
     assert body(deepseek, given)["messages"][0]["reasoning_content"] == "own"
 
