@@ -672,3 +672,22 @@ def test_no_part_of_a_body_names_another_vendor() -> None:
     texts = {profile.api: rendered(profile, everything()).body for profile in HOSTED}
     assert "input_schema" not in texts["chat"] + texts["responses"]
     assert "function" not in texts["messages"]
+
+
+def test_fields_of_one_vendor_stay_with_it() -> None:
+    given = [
+        {"role": "assistant", "content": "x", "reasoning_details": [{"type": "reasoning.text"}], "phase": "final_answer"},
+        {"role": "user", "content": [{"type": "text", "text": "y", "citations": [{"a": 1}]}]},
+    ]
+    request = ask(given=given, tools=(replace(WEATHER, extra={"input_examples": [{"city": "X"}], "defer_loading": True}),))
+    assert body(OPENROUTER, request)["messages"][0]["reasoning_details"] == [{"type": "reasoning.text"}]
+    for profile in (CHAT, LOCAL, MESSAGES):
+        assert "reasoning_details" not in rendered(profile, request).body
+    assert body(RESPONSES, request)["input"][0]["phase"] == "final_answer"
+    assert body(MESSAGES, request)["messages"][1]["content"][0]["citations"] == [{"a": 1}]
+    assert "citations" not in rendered(CHAT, request).body
+    assert body(MESSAGES, request)["tools"][0]["input_examples"] == [{"city": "X"}]
+    chat = rendered(CHAT, request)
+    assert "input_examples" not in chat.body
+    assert any("tools[0]" in warning and "input_examples, defer_loading" in warning for warning in chat.warnings)
+    assert body(RESPONSES, request)["tools"][0]["defer_loading"] is True

@@ -60,6 +60,7 @@ class Profile:
         obfuscation: whether it pads stream events unless told not to.
         encrypted_reasoning: whether reasoning comes back encrypted, to be replayed.
         reasoning_field: the field of an assistant message in which it takes its own reasoning text back.
+        message_extra: fields of a message in its own dialect that only this vendor knows.
         effort: how effort is said: a plain field, or an object.
         result_images: whether a tool result may hold images.
         tool_ids: the ids of tool calls that it takes.
@@ -84,6 +85,7 @@ class Profile:
     obfuscation: bool = False
     encrypted_reasoning: bool = False
     reasoning_field: str | None = None
+    message_extra: tuple[str, ...] = ()
     effort: Literal["reasoning_effort", "reasoning"] = "reasoning_effort"
     tool_ids: IdRule = ANY_ID
     opt_out: Mapping[str, Any] | None = None

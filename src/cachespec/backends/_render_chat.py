@@ -14,9 +14,6 @@ from cachespec.decision import Plan
 from cachespec.messages import ImagePart, Message, OpaquePart, ReasoningPart, TextPart, Tool, ToolCallPart, ToolResultPart
 from cachespec.request import Request, ResponseFormat
 
-_MESSAGE_EXTRA = ("audio", "reasoning_details")
-_TOOL_EXTRA = ("defer_loading",)
-
 
 def render_chat(profile: Profile, request: Request, plan: Plan, *, model: str) -> Rendered:
     """The exact body of ``POST /chat/completions``. Raises: InputError where a text cannot be encoded."""
@@ -115,7 +112,7 @@ def _assistant(r: Renderer, message: Message, named: list[tuple[str, Any]]) -> B
     entry["content"] = _content(r, content) if content else None if calls else ""
     if message.name is not None:
         entry["name"] = message.name
-    entry.update(r.own_extra(message.extra, _MESSAGE_EXTRA))
+    entry.update(r.own_extra(message.extra, r.profile.message_extra))
     if calls:
         entry["tool_calls"] = calls
     return entry
@@ -161,7 +158,7 @@ def _tool(r: Renderer, tool: Tool, at: str) -> Body:
     if tool.strict is not None:
         function["strict"] = tool.strict
     r.unmarkable(at, tool.mark)
-    return {"type": "function", "function": function, **r.own_extra(tool.extra, _TOOL_EXTRA)}
+    return {"type": "function", "function": function, **r.own_extra(tool.extra, (), at=at)}
 
 
 def _tool_choice(r: Renderer, body: Body) -> None:

@@ -42,8 +42,8 @@ CLOSE_S = 0.1
 class HttpClient(httpx2.AsyncClient):
     """An HTTP client that sends again, at once, when a pooled connection turns out to have been closed by the server.
 
-    Only where the connection was reused, nothing was received and no time has passed: the server cannot have seen the
-    request. Anything else is the caller's to decide.
+    Only where the connection was reused, not a byte came back and hardly any time has passed: that is how a server looks
+    which had closed it before the request came. Anything else is the caller's to decide.
     """
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:

@@ -118,6 +118,7 @@ ROWS: Mapping[str, Row] = {
                 effort="reasoning",
                 marks="anthropic",  # turned into the vendor's own where it is not Anthropic
                 cache_fields=frozenset({"cache_control"}),
+                message_extra=("reasoning_details",),
                 images=True,
             ),
         ),

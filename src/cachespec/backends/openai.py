@@ -75,6 +75,7 @@ def openai_profile(model: str, api: Literal["responses", "chat"]) -> Profile:
         system_role="developer" if reasoning else "system",
         obfuscation=True,
         encrypted_reasoning=reasoning,
+        message_extra=("audio",) if api == "chat" else ("phase",),
         tool_ids=CHAT_ID if api == "chat" else RESPONSES_ID,
     )
 
