@@ -691,3 +691,35 @@ def test_fields_of_one_vendor_stay_with_it() -> None:
     assert "input_examples" not in chat.body
     assert any("tools[0]" in warning and "input_examples, defer_loading" in warning for warning in chat.warnings)
     assert body(RESPONSES, request)["tools"][0]["defer_loading"] is True
+
+
+def test_custom_tools_of_chat() -> None:
+    custom = Tool(name="grammar", dialect="chat", raw={"type": "custom", "custom": {"name": "grammar"}})
+    made = {"type": "custom", "id": "c" * 50, "custom": {"name": "grammar", "input": "x"}}
+    request = Request(
+        messages=(Message(role="assistant", name="bob", parts=(OpaquePart(dialect="chat", raw=made),)),),
+        tools=(custom, replace(WEATHER, strict=True)),
+    )
+    sent = body(CHAT, request)
+    assert sent["tools"][0] == custom.raw
+    assert sent["tools"][1]["function"]["strict"] is True
+    assert sent["messages"][0]["name"] == "bob"
+    assert sent["messages"][0]["content"] is None
+    assert len(sent["messages"][0]["tool_calls"][0]["id"]) == 40
+    assert body(MESSAGES, ask(tools=(replace(WEATHER, strict=True),)))["tools"][0]["strict"] is True
+    hosted = Tool(name="web_search", dialect="responses", raw={"type": "web_search"})
+    assert body(RESPONSES, ask(tools=(hosted,)))["tools"] == [{"type": "web_search"}]
+
+
+def test_what_a_server_does_not_do_at_all() -> None:
+    plain = replace(LOCAL, tools=False)
+    assert [r.code for r in cannot(ask(tools=(WEATHER,)), plain)] == ["capability"]
+    form = ResponseFormat(kind="schema", schema=schema(a={"type": "string"}))
+    assert cannot(ask(response_format=form), profile_of("deepseek", "chat"))[0].detail.startswith("response_format")
+
+
+def test_thinking_that_is_no_block_is_left_out() -> None:
+    part = ReasoningPart(text="hm", raw={"reasoning_content": "hm"}, provider="anthropic")
+    made = rendered(MESSAGES, Request(messages=(assistant(part, TextPart(text="Hi")),)))
+    assert json.loads(made.body)["messages"][0]["content"] == "Hi"
+    assert any("no thinking block" in warning for warning in made.warnings)
