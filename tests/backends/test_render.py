@@ -647,10 +647,32 @@ def test_parameters_that_a_protocol_cannot_say() -> None:
 
 def test_images_where_none_are_taken() -> None:
     picture = ImagePart(url="https://x/y.png")
-    assert cannot(Request(messages=(user(picture),)), LOCAL)[0].code == "capability"
+    assert cannot(Request(messages=(user(picture),)), LOCAL)[0].code == "unsupported_parameter"
     result = Request(messages=(user(ToolResultPart(id="a", content=(picture,))),))
-    assert cannot(result, CHAT)[0].code == "capability"
+    assert cannot(result, CHAT)[0].detail.startswith("images:")
     assert cannot(result, RESPONSES) == cannot(result, MESSAGES) == []
+
+
+def test_one_turn_of_several_items_is_one_chat_message_when_it_calls_tools() -> None:
+    call = ToolCallPart(id="a", name="f", arguments="{}")
+    other = ToolCallPart(id="b", name="g", arguments="{}")
+    said = [Message(role="assistant", parts=(part,)) for part in (TextPart(text="Wait."), call, other)]
+    results = tuple(Message(role="tool", parts=(ToolResultPart(id=i, content=(TextPart(text="1"),)),)) for i in "ab")
+    messages = body(CHAT, Request(messages=(user(TextPart(text="Hi")), *said, *results)))["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
+    assert messages[1]["content"] == "Wait."
+    assert [c["id"] for c in messages[1]["tool_calls"]] == ["a", "b"]
+    two = Request(messages=tuple(Message(role="assistant", parts=(TextPart(text=t),)) for t in "ab"))
+    assert len(body(CHAT, two)["messages"]) == 2
+    thought = Message(role="assistant", parts=(ReasoningPart(text="hm", raw={"type": "reasoning"}, provider="openai"),))
+    assert len(body(CHAT, Request(messages=(user(TextPart(text="Hi")), thought)))["messages"]) == 1
+
+
+def test_what_a_schema_says_of_itself_is_kept() -> None:
+    form = ResponseFormat(kind="schema", name="n", schema={"type": "object"}, strict=True, description="d")
+    wanted = {"name": "n", "schema": {"type": "object"}, "strict": True, "description": "d"}
+    assert body(CHAT, ask(response_format=form))["response_format"]["json_schema"] == wanted
+    assert body(RESPONSES, ask(response_format=form))["text"]["format"] == {"type": "json_schema", **wanted}
 
 
 def test_passthrough_goes_to_its_own_api() -> None:

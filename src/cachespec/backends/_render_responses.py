@@ -172,4 +172,6 @@ def _tool_choice(r: Renderer, body: Body) -> None:
 def _format(form: ResponseFormat) -> Body:
     if form.kind == "json":
         return {"type": "json_object"}
-    return {"type": "json_schema", "name": form.name, "schema": form.schema, "strict": strict_schema(form.schema)}
+    strict = strict_schema(form.schema) if form.strict is None else form.strict
+    said = {} if form.description is None else {"description": form.description}
+    return {"type": "json_schema", "name": form.name, **said, "schema": form.schema, "strict": strict}
