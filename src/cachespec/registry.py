@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from cachespec.annotations import Where, dotted, is_secret_name, nearest
 from cachespec.errors import CachespecError, UnknownPluginError
-from cachespec.options import Context, Problem, call, options_of, read_table
+from cachespec.options import Context, Problem, call, check_names, options_of, problems_of, raise_all, read_table
 
 if TYPE_CHECKING:
     from cachespec.backends.base import Backend
@@ -86,16 +88,27 @@ def load(family: str, use: str) -> Callable[..., Any]:
     return _import(found[use], family)
 
 
-def check(family: str, use: str, options: Mapping[str, Any], where: Where, *, given: tuple[str, ...] = ()) -> None:
+def check(
+    family: str,
+    use: str,
+    options: Mapping[str, Any],
+    where: Where,
+    *,
+    given: tuple[str, ...] = (),
+    names: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> None:
     """Load a plug-in and hold `options` against its signature, without making it or reading any secret.
 
-    Raises `Problem` (unknown plug-in, unknown key, wrong type, something missing) or MissingDependencyError.
+    `names` is what there is for options that name something configured, by kind. Raises `Problem`: unknown plug-in, unknown
+    key, wrong type, unknown name, something missing, or (as `raised`) an extra that is not installed.
     """
     factory = _load_at(family, use, where)
+    problems: list[Problem] = []
     for key, inner in _NESTED.items():
         if isinstance(options.get(key), Mapping):
-            nested(inner, options[key], (*where, key))
-    read_table(factory, options, where, context=Context(plugin=nested, references=True), given=given)
+            problems += problems_of(nested, inner, options[key], (*where, key))
+    context = Context(plugin=nested, references=True, names=names)
+    raise_all([*problems, *problems_of(read_table, factory, options, where, context=context, given=given)])
 
 
 def nested(family: str, table: Mapping[str, Any], where: Where) -> Any:
@@ -209,9 +222,20 @@ def build(config: Config, environ: Mapping[str, str] | None = None) -> Wired:
 
 def build_backend(config: Config, name: str, environ: Mapping[str, str] | None = None) -> Backend:
     """Make one of the backends of a configuration. Raises as `build`."""
-    spec, where = config.backends[name], ("backends", name)
+    made = _build_one(config, "backends", config.backends[name], ("backends", name), {"name": name}, environ)
+    return cast("Backend", made)
+
+
+def build_routing(config: Config, environ: Mapping[str, str] | None = None) -> RoutingPolicy:
+    """Make the routing policy of a configuration. Raises as `build`."""
+    return cast("RoutingPolicy", _build_one(config, "routing", config.routing, ("policies", "routing"), {}, environ))
+
+
+def _build_one(
+    config: Config, family: str, spec: PluginSpec, where: Where, given: Mapping[str, Any], environ: Mapping[str, str] | None
+) -> Any:
     try:
-        return cast("Backend", _make("backends", spec.use, spec.options, where, {"name": name}, environ))
+        return _make(family, spec.use, spec.options, where, given, environ)
     except Problem as problem:
         raise config.error(problem) from problem.__cause__
 
@@ -228,10 +252,10 @@ def wire(
     """The same without a file: a backend, the ledger and ``policies["routing"]`` may each be a table or an object.
 
     Unlike a file, a table in code may hold a secret itself: it is handed over like a variable's value, so that no
-    configuration, message or `repr` ever has it. `client` holds the other keys of ``[client]``. Raises ConfigError with the
-    key, and as `create`.
+    configuration, message or `repr` ever has it. An alias is a list of backends, or a table as in the file. `client` holds
+    the other keys of ``[client]``. Raises ConfigError with the key, and as `create`.
     """
-    from cachespec.config import PluginSpec, read_config
+    from cachespec.config import PluginSpec, names_in, read_config
 
     made: dict[Where, Any] = {}
     handed: dict[str, str] = {}
@@ -242,7 +266,9 @@ def wire(
         if value is None:
             return value
         made[where] = value
-        return PluginSpec(use=f"{type(value).__module__}:{type(value).__qualname__}", made=True)
+        model = getattr(value, "model", None)
+        options = {"model": model} if isinstance(model, str) else {}
+        return PluginSpec(use=f"{type(value).__module__}:{type(value).__qualname__}", options=options, made=True)
 
     def hidden(item: Any, where: Where) -> Any:
         if not isinstance(item, str) or not is_secret_name(str(where[-1])):
@@ -254,7 +280,7 @@ def wire(
     tree: dict[str, Any] = {
         "client": dict(client),
         "backends": {name: table(value, ("backends", name)) for name, value in backends.items()},
-        "models": {alias: {"backends": names} for alias, names in (models or {}).items()},
+        "models": {a: names if isinstance(names, Mapping) else {"backends": names} for a, names in (models or {}).items()},
         "policies": dict(policies or {}),
     }
     if ledger is not None:
@@ -263,6 +289,8 @@ def wire(
         tree["policies"]["routing"] = table(tree["policies"]["routing"], ("policies", "routing"))
     try:
         config = read_config(tree)
+        for where, value in made.items():
+            check_names(value, type(value), where, names_in(tree))
     except Problem as problem:
         raise problem.error() from problem.__cause__
     return _wire(config, made, {**(os.environ if environ is None else environ), **handed} if handed else environ)
@@ -287,8 +315,8 @@ def _wire(config: Config, made: Mapping[Where, Any], environ: Mapping[str, str] 
 def _load_at(family: str, use: str, where: Where) -> Callable[..., Any]:
     try:
         return load(family, use)
-    except UnknownPluginError as error:
-        raise Problem((*where, "use"), str(error), unknown_plugin=True) from error
+    except CachespecError as error:
+        raise Problem((*where, "use"), str(error), raised=error) from error
 
 
 def _installed(family: str) -> dict[str, EntryPoint]:
@@ -317,7 +345,7 @@ def _import(point: EntryPoint, family: str) -> Callable[..., Any]:
 
 def _why(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"no module {error.name!r} can be imported here"
+        return f"no module {error.name!r} in {Path(sys.path[0] or '.').resolve()} or elsewhere on Python's path"
     return f"{type(error).__name__}: {error}" if not isinstance(error, AttributeError) else str(error)
 
 
