@@ -81,6 +81,7 @@ class ResponseStream:
         self._next: Retrying | None = None
         self._reading = False
         self._working: anyio.CancelScope | None = None
+        self._ends_by_itself = False
         self._deadline = math.inf
         self._start = 0.0
         self._ttft: float | None = None
@@ -218,6 +219,11 @@ class ResponseStream:
     async def _read(self) -> Any:
         attempt = self._attempt
         assert attempt is not None  # noqa: S101 - `_open_any` set it
+        if self._ends_by_itself:  # a scope for each read is most of what a chunk costs here
+            events = await attempt.read()
+            if self._state == "left":
+                raise self._stopped()
+            return events
         with anyio.CancelScope(deadline=self._deadline) as self._working:
             return await attempt.read()
         raise self._stopped()
@@ -252,6 +258,7 @@ class ResponseStream:
                 await self._call.pause(self._next.delay_s)
             self._next = None
         self._attempt, self._assembly = await self._call.open(left_s=self._left())
+        self._ends_by_itself = getattr(self._attempt, "ends_by_itself", False)
 
     async def _failed(self, error: CachespecError) -> None:
         """An attempt failed before content: line up the next one, or raise."""
