@@ -116,6 +116,15 @@ def test_an_unknown_cost_is_null_with_a_warning(change: dict[str, Any], says: st
         ({"provider": 3}, "provider"),
         ({"at": "yesterday"}, "at"),
         ({"at": 5}, "at"),
+        ({"at": "0001-01-01T00:00:00+14:00"}, "at"),
+        ({"at": "9999-12-31T23:59:59-14:00"}, "at"),
+        ({"usage": {"input_tokens": 10**25, "output_tokens": 1}}, "usage.input_tokens"),
+        ({"prices": {"input": "9e999999"}}, "prices.input"),
+        ({"prices": {"input": "1_000"}}, "prices.input"),
+        ({"prices": {"input": " 1 "}}, "prices.input"),
+        ({"prices": {"input": "٣"}}, "prices.input"),
+        ({"prices": {"input": "1" * 41}}, "prices.input"),
+        ({"prices": {"cache_write": {"5m": "-0"}}}, "prices.cache_write.5m"),
         ({"prices": {"input": 3.0}}, "prices.input"),
         ({"prices": []}, "prices"),
         ({"modle": "x"}, "modle: unknown field; did you mean 'model'?"),
@@ -168,8 +177,9 @@ def ledger(tmp_path: Path) -> Path:
 
     async def fill() -> None:
         store = SqliteLedger(str(path))
-        usage = Usage(uncached=1200, cache_read=300, cache_write={"5m": 20}, output=40)
-        for tenant, amount in (("acme", "0.25"), ("[bold]zeta", None)):
+        counted = Usage(uncached=1200, cache_read=300, cache_write={"5m": 20}, output=40)
+        partly = Usage(uncached=50, cache_read=None, cache_write=None, output=None)
+        for tenant, amount, usage in (("acme", "0.25", counted), ("[bold]zeta", None, counted), ("beta", "0", partly)):
             hold = Hold(
                 amount=Decimal(1), backend="claude", model="claude-sonnet-5-5", tenant=tenant, session_id=None, tags=("a",)
             )
@@ -186,16 +196,18 @@ def ledger(tmp_path: Path) -> Path:
 def test_totals_and_the_last_entries(ledger: Path, tmp_path: Path) -> None:
     document = json.loads(run("ledger", str(ledger), "--json").stdout)
     assert document["totals"] == {
-        "requests": 2,
+        "requests": 3,
         "amount": "0.25",
-        "estimated": 2,
+        "estimated": 3,
         "unpriced": 1,
-        "uncached": 2400,
+        "uncounted": 1,
+        "uncached": 2450,
         "cache_read": 600,
         "cache_write": 40,
         "output": 80,
     }
-    newest, oldest = document["entries"]
+    cut, newest, oldest = document["entries"]
+    assert (cut["usage"]["input_tokens"], cut["usage"]["output"]) == (50, None)
     assert (newest["tenant"], newest["amount"]) == ("[bold]zeta", None)
     assert oldest["usage"]["input_tokens"] == 1520
     assert (oldest["id"], oldest["amount"], oldest["outcome"], oldest["tags"], oldest["request_id"]) == (
@@ -219,7 +231,13 @@ def test_totals_and_the_last_entries(ledger: Path, tmp_path: Path) -> None:
 def test_the_ledger_for_people(ledger: Path) -> None:
     result = run("ledger", str(ledger))
     assert result.exit_code == 0
-    for shown in ("[bold]zeta", "~0.25", "unknown", "2 requests, $0.25 (2 estimated, 1 without a known price)"):
+    for shown in (
+        "[bold]zeta",
+        "~0.25",
+        "unknown",
+        "3 requests, $0.25 (3 estimated, 1 without a known price)",
+        "1 whose tokens were not reported in full",
+    ):
         assert shown in result.stdout
 
 

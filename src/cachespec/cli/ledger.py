@@ -66,6 +66,7 @@ def totals_dict(totals: Totals) -> dict[str, Any]:
         "amount": money_text(totals.amount),
         "estimated": totals.estimated,
         "unpriced": totals.unpriced,
+        "uncounted": totals.uncounted,
         "uncached": totals.uncached,
         "cache_read": totals.cache_read,
         "cache_write": totals.cache_write,
@@ -111,9 +112,10 @@ def _print(totals: Totals, entries: tuple[Entry, ...]) -> None:
     out = console()
     if entries:
         out.print(table)
+    partly = f" (without {totals.uncounted} whose tokens were not reported in full)" if totals.uncounted else ""
     out.print(
         f"{totals.requests} requests, ${money_text(totals.amount)} ({totals.estimated} estimated, {totals.unpriced} without a "
-        f"known price); tokens: {totals.uncached:,} uncached, {totals.cache_read:,} read, {totals.cache_write:,} written, "
-        f"{totals.output:,} output",
+        f"known price); tokens{partly}: {totals.uncached:,} uncached, {totals.cache_read:,} read, "
+        f"{totals.cache_write:,} written, {totals.output:,} output",
         markup=False,
     )
