@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import anyio
 import pytest
 from click.testing import CliRunner, Result
+from tests.cli.conftest import failure
 
+from cachespec.cli._io import money
 from cachespec.cli.main import cli
 from cachespec.ledger.base import Hold, Settlement
 from cachespec.ledger.sqlite import SqliteLedger
@@ -132,7 +135,7 @@ def test_an_unknown_cost_is_null_with_a_warning(change: dict[str, Any], says: st
 )
 def test_bad_input_names_the_field_and_exits_with_2(change: dict[str, Any], field: str) -> None:
     result = cost(CLAUDE | change, "--json")
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert (result.exit_code, failure(result)["type"]) == (2, "InputError")
     assert result.stderr.startswith(f"error: {field}")
     assert result.stderr.count("\n") == 1
 
@@ -241,6 +244,29 @@ def test_the_ledger_for_people(ledger: Path) -> None:
         assert shown in result.stdout
 
 
+@pytest.mark.parametrize(("width", "left_out"), [(60, "written, read"), (80, None)])
+def test_the_ledger_in_a_narrow_window(ledger: Path, monkeypatch: pytest.MonkeyPatch, width: int, left_out: str | None) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("ledger", str(ledger)).stdout.splitlines()
+    rows = [line for line in lines if re.match(r"\d\d-\d\d-\d\d \d\d:\d\d ", line)]
+    assert len(rows) == 3
+    assert all(len(line) <= width for line in lines[:-1])
+    assert "~0.25" in rows[-1]
+    assert (f"left out for want of room: {left_out} " in lines[-2]) == (left_out is not None)
+
+
+def test_writes_whose_lifetime_nobody_told() -> None:
+    usage = {"input_tokens": 4, "cache_creation_input_tokens": 300, "output_tokens": 2}
+    shown = run("cost", "-", text=json.dumps(CLAUDE | {"usage": usage})).stdout
+    assert "written, for how long is not told" in shown
+    assert "unspecified" not in shown
+
+
+def test_small_amounts_for_people() -> None:
+    told = [money(Decimal(text)) for text in ("0", "1E-7", "0.0000015", "1E+2", "0.25")]
+    assert told == ["$0", "less than $0.000001", "$0.000002", "$100", "$0.25"]
+
+
 def test_a_ledger_that_is_not_there(tmp_path: Path) -> None:
     missing = tmp_path / "ledger.db"
     result = run("ledger", str(missing))
@@ -257,5 +283,5 @@ def test_a_ledger_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "diary.db"
     path.write_bytes(b"dear diary " * 500)
     result = run("ledger", str(path), "--json")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, failure(result)["type"]) == (1, "LedgerError")
     assert str(path) in result.stderr

@@ -17,6 +17,7 @@ from cachespec.shown import shown
 from cachespec.usage import Cost, Usage, money_text
 from cachespec.usage_shapes import billing_from, usage_from
 
+WRITTEN = {"unspecified": "written, for how long is not told", "kv": "newly kept by the local engine"}
 FIELDS = ("provider", "model", "api", "usage", "at", "prices")
 
 
@@ -126,7 +127,7 @@ def _print(priced: Priced) -> None:
     rows.append(("  read from cache", usage.cache_read))
     if not usage.cache_write:
         rows.append(("  written to cache", usage.written))
-    rows += [(f"  written for {ttl}", count) for ttl, count in (usage.cache_write or {}).items()]
+    rows += [(f"  {WRITTEN.get(ttl, f'written for {ttl}')}", count) for ttl, count in (usage.cache_write or {}).items()]
     rows += [("output", usage.output), ("  reasoning", usage.reasoning)]
     for name, count in rows:
         table.add_row(name, "not reported" if count is None else f"{count:,}")
