@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from cachespec.events import Event, Finished, ReasoningDelta, ReasoningFinished, TextDelta, ToolCallDelta, UsageReported
 
-_TEXT: Mapping[type, str] = {TextDelta: "text", ReasoningDelta: "text", ToolCallDelta: "arguments"}
+_Delta: TypeAlias = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 def joined(text: str) -> str:
@@ -26,13 +26,13 @@ class Halves:
     __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self.waiting: dict[tuple[type[TextDelta | ReasoningDelta | ToolCallDelta], int], str] = {}
+        self.waiting: dict[tuple[type[_Delta], int], str] = {}
 
     def mend(self, events: Iterable[Event]) -> list[Event]:
         """The events with whole characters only."""
         out: list[Event] = []
         for event in events:
-            if isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
+            if isinstance(event, _Delta):
                 out += self._delta(event)
             elif isinstance(event, UsageReported):
                 out.append(event)
@@ -46,27 +46,25 @@ class Halves:
 
     def end(self) -> list[Event]:
         """What still waits, as the broken text it is."""
-        keys, self.waiting = list(self.waiting), {}
-        return [_delta_of(kind, index, "\ufffd") for kind, index in keys]
+        waiting, self.waiting = self.waiting, {}
+        return [_broken(kind, index) for kind, index in waiting]
 
-    def _delta(self, event: TextDelta | ReasoningDelta | ToolCallDelta) -> list[Event]:
-        kind, name = type(event), _TEXT[type(event)]
-        given: str = getattr(event, name)
-        if given.isascii() and not self.waiting:
-            return [_whole(event)] if isinstance(event, ToolCallDelta) else [event]
-        text = self.waiting.pop((kind, event.index), "") + given
+    def _delta(self, event: _Delta) -> list[Event]:
+        key = type(event), event.index
+        text = self.waiting.pop(key, "") + (event.arguments if isinstance(event, ToolCallDelta) else event.text)
         if text and "\ud800" <= text[-1] <= "\udbff":
-            self.waiting[kind, event.index] = text[-1]
+            self.waiting[key] = text[-1]
             text = text[:-1]
-            if not text and not (isinstance(event, ToolCallDelta) and (event.id or event.name)):
-                return []
-        return [_whole(replace(event, **{name: text}))]
+        text = joined(text)
+        if isinstance(event, ToolCallDelta):
+            return [ToolCallDelta(event.index, joined(event.id), joined(event.name), text)]
+        return [type(event)(text, event.index)] if text else []
 
 
-def _delta_of(kind: type, index: int, text: str) -> Event:
+def _broken(kind: type[_Delta], index: int) -> Event:
     if kind is ToolCallDelta:
-        return ToolCallDelta(index, "", "", text)
-    return TextDelta(text, index) if kind is TextDelta else ReasoningDelta(text, index)
+        return ToolCallDelta(index, "", "", "\ufffd")
+    return TextDelta("\ufffd", index) if kind is TextDelta else ReasoningDelta("\ufffd", index)
 
 
 def _whole(value: Any) -> Any:
