@@ -25,7 +25,8 @@ def parse_duration(value: str | float) -> float:
     elif isinstance(value, bool) or not isinstance(value, int | float):
         seconds = math.nan
     else:
-        seconds = float(min(max(value, -1), 2 * LONGEST_S))  # a whole number may be too large for a float
+        # A whole number may be too large for a float.
+        seconds = value if isinstance(value, float) else float(min(max(value, -1), 2 * LONGEST_S))
     if not 0 < seconds < math.inf:
         raise ValueError(
             f'must be a duration like "800ms", "30s", "2m", "1h", or a number of seconds above 0, not {shown(value)}'
