@@ -21,7 +21,7 @@ def check(file: str, as_json: bool) -> None:
     Exits with 2 when `connect` would refuse the file. Warnings alone (an environment variable that is not set, a model that
     is not here) are no fault of the file.
     """
-    from cachespec.config import check_config, check_text
+    from cachespec.config_check import check_config, check_text
 
     findings = check_text(read_text("-"), STDIN) if file == "-" else check_config(file)
     wrong = any(finding.level == "error" for finding in findings)

@@ -16,7 +16,8 @@ import click
 
 from cachespec.backends.base import BackendInfo
 from cachespec.cli._io import STDIN, config_option, console, json_option, read_text, write_json
-from cachespec.config import HOSTED, LOCAL, Config, auto_config, installed, load_config, locate, parse_config, references
+from cachespec.config import HOSTED, LOCAL, Config, auto_config, installed, load_config, parse_config, references
+from cachespec.config_check import locate
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
