@@ -26,7 +26,7 @@ from cachespec.annotations import (
 )
 from cachespec.durations import Duration
 from cachespec.errors import CachespecError, ConfigError, InputError
-from cachespec.options import Context, Problem, problems_of, raise_all
+from cachespec.options import Context, Problem, problems_of, raise_all, read_table
 from cachespec.rules import BudgetRule, RetryRule, Rule
 from cachespec.toml_source import line_of, parse, read_text
 
