@@ -34,8 +34,31 @@ CLOSE_S = 0.1
 """How long closing, and waiting for the last bytes after the protocol's last word, may take."""
 
 
+class Patience(float):
+    """A read timeout that no answer outlives: `seconds` for each read, and for none of them beyond the moment `until`.
+
+    The event loops make a read's deadline by adding its timeout to their clock (`anyio.fail_after`, `trio.fail_after`); with
+    this one the sum is never past `until` (on that clock). A scope of our own around each read would say the same and cost
+    more than everything else a chunk costs here.
+    """
+
+    until: float
+
+    def __new__(cls, seconds: float, until: float) -> Patience:
+        made = super().__new__(cls, seconds)
+        made.until = until
+        return made
+
+    def __add__(self, now: float) -> float:
+        return min(super().__add__(now), self.until)
+
+    __radd__ = __add__
+
+
 class HostedAttempt:
     """One answer being read: each `read` takes what the network has, decodes it, and returns its events."""
+
+    ends_by_itself = True
 
     def __init__(
         self, response: httpx2.Response, decoder: EventDecoder, *, backend: str, model: str, warnings: tuple[str, ...] = ()
