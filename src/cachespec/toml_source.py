@@ -1,20 +1,21 @@
 """Where a key stands in a TOML file.
 
-The standard parser keeps no positions, and a second parser of our own could disagree with it. So it is asked itself:
-prefixes of the file are parsed to find the statement that makes
-the key appear, then that statement's lines. It costs a few dozen parses, and only to report an error.
+The standard parser says what a file means and keeps no positions. So a text that it has accepted is gone through once more,
+for its statements, keys and brackets alone; that takes time in proportion to its length, and nothing is decided by it but the
+line that an error names.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
-from itertools import product
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cachespec.annotations import Where
+from cachespec.annotations import Where, dotted
 from cachespec.errors import ConfigError
 
 
@@ -44,65 +45,154 @@ def parse(text: str, path: str | None) -> dict[str, Any]:
         said = str(error)
         match = re.search(r" \(at line (\d+), column \d+\)$", said)
         line = int(match[1]) if match else text.count("\n") + 1
-        raise ConfigError(said.split(" (at ")[0], path=path, line=line) from None
+        said, key = said.split(" (at ")[0], None
+        if said == "Cannot overwrite a value" and (clash := _Walk(text).clash) is not None:
+            said, key, line = "is there already", dotted(clash[0]), clash[1]
+        raise ConfigError(said, path=path, line=line, key=key) from None
+    except ValueError:
+        found = re.search(r"[0-9_]{640,}", text)
+        where = None if found is None else text.count("\n", 0, found.start()) + 1
+        raise ConfigError("holds a number that is too long", path=path, line=where) from None
     except RecursionError:
         raise ConfigError("is nested too deeply", path=path) from None
 
 
 def line_of(text: str, where: Where) -> int | None:
-    """The line of the key at `where`, or of the nearest table above it that is there; None for the root."""
-    lines = [f"{line}\n" for line in text.split("\n")]
-    tree = parse(text, None)
-    while where and not _has(tree, where):
+    """The line of the key at `where`, or of the nearest table above it that is there; None for the root.
+
+    Raises ConfigError for a text that is no TOML.
+    """
+    lines = _lines(text)
+    while where and where not in lines:
         where = where[:-1]
-    if not where:
-        return None
-    # Between two lines that each end a statement, find the one statement that brings the key.
-    before, after, top = 0, len(lines), len(lines)
-    while top - before > 1:
-        middle = (before + top) // 2
-        end, found = next(((n, t) for n in range(middle, top) if (t := _try("".join(lines[:n]))) is not None), (top, None))
-        if found is None:
-            top = middle
-        elif _has(found, where):
-            after, top = end, middle
-        else:
-            before = end
-    return _inside(lines, before, after, where)
+    return lines.get(where)
 
 
-def _inside(lines: list[str], start: int, end: int, where: Where) -> int:
-    """The line within the statement that lies in ``lines[start:end]``: where closing the value early shows the key."""
-    closers = _closers()
-    an_array = False
-    for number in range(start + 1, end):
-        for found in (_try("".join(lines[:number]) + closer) for closer in closers):
-            if found is not None:
-                an_array = True
-                if _has(found, where):
-                    return number
-    return end if an_array else start + 1
+@lru_cache(maxsize=1)  # a file with many errors is asked about once for each
+def _lines(text: str) -> Mapping[Where, int]:
+    parse(text, None)
+    return _Walk(text).lines
 
 
-def _closers() -> tuple[str, ...]:
-    """What may close a value cut between two of its lines: arrays, and inline tables where the parser lets them break."""
-    breakable = "]}" if _try("a = {\n}") is not None else "]"
-    return tuple("".join(p) for depth in range(1, 5) for p in product(breakable, repeat=depth))
+_TOKEN = re.compile(
+    r"""
+      (?P<space> [ \t\r]+ | \#[^\n]* )
+    | (?P<string> \"""(?:[^\\]|\\.)*?"{3,5} | '''.*?'{3,5} | "(?:[^"\\\n]|\\.)*" | '[^'\n]*' )
+    | (?P<mark> [][{}=,.\n] )
+    | (?P<bare> [^][{}=,.\s"'\#]+ )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 
 
-def _try(text: str) -> dict[str, Any] | None:
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return None
+class _Walk:
+    """One walk through a text.
 
+    `lines` has every key's, table's and array item's line; `clash` is the first key that stands where there is a value
+    already, and its line. Of a text that is no TOML they say what they can.
+    """
 
-def _has(tree: Any, where: Where) -> bool:
-    for step in where:
-        if isinstance(step, str):
-            if not isinstance(tree, Mapping) or step not in tree:
-                return False
-        elif not isinstance(tree, list) or step >= len(tree):
-            return False
-        tree = tree[step]
-    return True
+    def __init__(self, text: str) -> None:
+        self.lines: dict[Where, int] = {}
+        self.clash: tuple[Where, int] | None = None
+        self._values: set[Where] = set()
+        self._items: dict[Where, int] = {}  # how many tables an array of tables has so far
+        self._tokens = self._read(text)
+        self._sign, self._line = next(self._tokens)
+        with suppress(IndexError, StopIteration, RecursionError, tomllib.TOMLDecodeError):  # no TOML
+            self._statements()
+
+    def _statements(self) -> None:
+        table: Where = ()
+        while self._sign:
+            if self._sign == "\n":
+                self._next()
+            elif self._sign == "[":
+                table = self._header()
+            else:
+                self._pair(table)
+
+    def _read(self, text: str) -> Iterator[tuple[str, int]]:
+        line = 1
+        for match in _TOKEN.finditer(text):
+            if match.lastgroup != "space":
+                yield match[0], line
+            line += match[0].count("\n")
+        yield "", line
+
+    def _next(self) -> None:
+        self._sign, self._line = next(self._tokens)
+
+    def _skip(self) -> None:
+        while self._sign == "\n":
+            self._next()
+
+    def _header(self) -> Where:
+        """``[table]`` or ``[[item of an array of tables]]``."""
+        line = self._line
+        self._next()
+        many = self._sign == "["
+        if many:
+            self._next()
+        parts = self._key()
+        where: Where = ()
+        for part in parts:
+            where = (*self._latest(where), part)
+            self._note(where, line)
+        if many:
+            self._items[where] = self._items.get(where, 0) + 1
+        where = self._latest(where)
+        self.lines.setdefault(where, line)
+        while self._sign == "]":
+            self._next()
+        return where
+
+    def _note(self, where: Where, line: int, *, new: bool = False) -> None:
+        if self.clash is None and (where in self._values or (new and where in self.lines)):
+            self.clash = where, line
+        self.lines.setdefault(where, line)
+
+    def _latest(self, where: Where) -> Where:
+        return (*where, self._items[where] - 1) if where in self._items else where
+
+    def _key(self) -> list[str]:
+        """A dotted key; the next token is what ends it."""
+        parts: list[str] = []
+        while True:
+            quoted = self._sign[0] in "\"'"
+            parts.append(tomllib.loads(f"key = {self._sign}")["key"] if quoted else self._sign)
+            self._next()
+            if self._sign != ".":
+                return parts
+            self._next()
+
+    def _pair(self, table: Where) -> None:
+        line, where, parts = self._line, table, self._key()
+        for i, part in enumerate(parts):
+            where = (*where, part)
+            self._note(where, line, new=i == len(parts) - 1)
+        self._values.add(where)
+        self._next()  # the equals sign
+        self._value(where)
+
+    def _value(self, where: Where) -> None:
+        opened = self._sign
+        if opened not in ("[", "{"):
+            while self._sign not in ("\n", ",", "]", "}", ""):  # numbers and dates may be several tokens
+                self._next()
+            return
+        self._next()
+        self._skip()
+        index = 0
+        while self._sign not in ("]", "}", ""):
+            if opened == "{":
+                self._pair(where)
+            else:
+                self.lines[*where, index] = self._line
+                self._value((*where, index))
+            index += 1
+            self._skip()
+            if self._sign == ",":
+                self._next()
+                self._skip()
+        self._next()
