@@ -490,8 +490,10 @@ def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             factory(name="b", model="m")
         monkeypatch.setenv(variable, "from-env")
         assert factory(name="b", model="m")._api_key == "from-env"
-        with pytest.raises(ConfigError, match="not sent to another base URL"):
+        with pytest.raises(ConfigError, match="not sent to another base URL") as caught:
             factory(name="b", model="m", base_url="http://127.0.0.1:1/v1")
+        assert caught.value.hint is not None
+        assert variable not in caught.value.hint
         with pytest.raises(ConfigError, match="blanks"):
             factory(name="b", model="m", api_key="a b\n")
 
@@ -517,6 +519,16 @@ def test_a_missing_sdk_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"base_url": "localhost:8000"}, "base_url"),
         ({"base_url": "https://me:pw@host"}, "base_url"),
         ({"base_url": "http://[::1"}, "base_url"),
+        ({"base_url": "https://host/v1?key=SECRET"}, "base_url"),
+        ({"base_url": "https://host/v1#SECRET"}, "base_url"),
+        ({"headers": {"x-a": "SECRETé"}}, "headers.x-a"),
+        ({"headers": {"x-a": "SECRET\r\nx-b: c"}}, "headers.x-a"),
+        ({"headers": {"x-a": " SECRET"}}, "headers.x-a"),
+        ({"headers": {"x-a": "\x00SECRET"}}, "headers.x-a"),
+        ({"headers": {"x-a": 5}}, "headers.x-a"),
+        ({"headers": {"bad name": "SECRET"}}, "headers.bad name"),
+        ({"headers": {"x:": "SECRET"}}, "headers.x:"),
+        ({"headers": {"": "SECRET"}}, "headers."),
         ({"model": ""}, "model"),
         ({"context": 0}, "context"),
         ({"max_output": -1}, "max_output"),
@@ -529,6 +541,11 @@ def test_wrong_options_are_named(options: dict[str, Any], key: str) -> None:
         with pytest.raises(ConfigError) as caught:
             factory(**{"name": "b", "model": "m", "api_key": "k", **options})
         assert caught.value.key == key
+        assert "SECRET" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        OpenAIBackend(name="b", model="m", api_key="k", organization="ö")
+    assert caught.value.key == "organization"
+    OpenAIBackend(name="b", model="m", api_key="k", headers={"x-a": "", "x_b": 'a b; c="d"'})
     with pytest.raises(ConfigError, match="2023-06-01"):
         AnthropicBackend(name="b", model="m", api_key="k", version="latest")
 

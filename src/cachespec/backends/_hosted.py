@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -13,17 +13,20 @@ import anyio
 import anyio.to_thread
 import httpx2
 
+from cachespec.backends._bounds import bounds
 from cachespec.backends._decode import EventDecoder
 from cachespec.backends._decode_chat import ChatDecoder
 from cachespec.backends._decode_messages import MessagesDecoder
 from cachespec.backends._decode_responses import ResponsesDecoder
+from cachespec.backends._fields import added
 from cachespec.backends._http import HttpClient
+from cachespec.backends._marks import check_marks
 from cachespec.backends._profile import Api, Profile, cannot
 from cachespec.backends._render import Rendered
 from cachespec.backends._render_chat import render_chat
 from cachespec.backends._render_messages import render_messages
 from cachespec.backends._render_responses import render_responses
-from cachespec.backends._transport import HostedAttempt, sdk_error
+from cachespec.backends._transport import HostedAttempt, Patience, sdk_error
 from cachespec.backends.base import Capabilities, Estimate, Wire
 from cachespec.decision import Belief, Latency, Plan, Reason, TokenEstimate
 from cachespec.errors import (
@@ -43,10 +46,8 @@ _RENDER = {"chat": render_chat, "responses": render_responses, "messages": rende
 _DECODER: Mapping[Api, type[EventDecoder]] = {"chat": ChatDecoder, "responses": ResponsesDecoder, "messages": MessagesDecoder}
 _PATH: Mapping[Api, str] = {"chat": "/chat/completions", "responses": "/responses", "messages": "/v1/messages"}
 
-# What an unseen prompt is taken to hold, and may hold at most. A token is at least one byte of text; what a vendor adds
-# around it is bounded by an allowance per message, tool and image (a picture at the finest detail is 10,000 patches).
+# What an unseen prompt is taken to hold.
 BYTES_PER_TOKEN, TOKENS_PER_IMAGE = 4, 1_000
-WORST_BASE, WORST_PER_MESSAGE, WORST_PER_TOOL, WORST_PER_IMAGE = 2_048, 32, 128, 16_384
 # Assumed until something is measured: milliseconds to the first token, for each token of input, and for each of output.
 FIRST_MS, INPUT_MS, OUTPUT_MS, ASSUMED_OUTPUT = 600.0, 0.03, 15.0, 400
 
@@ -94,6 +95,8 @@ class Target:
         for key, count in (("context", self.context), ("max_output", self.max_output)):
             if count is not None and count < 1:
                 raise ConfigError(f"must be 1 or more tokens, not {count}", key=key)
+        for name, value in (self.headers or {}).items():
+            check_header(name, value, key=f"headers.{name}")
         return self
 
 
@@ -103,7 +106,7 @@ class HostedBackend:
     sdk: ClassVar[str]
 
     def __init__(self, target: Target) -> None:
-        profile = target.checked().profile
+        profile = replace(target.checked().profile, max_output=target.max_output)
         self.name, self.model, self.provider = target.name, target.model, profile.provider
         self.base_url = checked_url(target.base_url)
         if find_spec(self.sdk) is None:
@@ -146,10 +149,28 @@ class HostedBackend:
             await anyio.to_thread.run_sync(self._connect)
 
     def check(self, request: Request) -> Sequence[Reason]:
+        drop = request.cache != "auto"
+        fields = added(request, self.name, self._profile, drop_cache=drop).fields
+        if not drop:
+            check_marks(request, self._profile, fields.get("cache_control"))
+        return self._refused(request)
+
+    def _refused(self, request: Request) -> list[Reason]:
         return cannot(request, self._profile)
 
     def estimate(self, prompt: Prompt) -> Estimate:
-        return estimate(prompt, local=self.capabilities.local)
+        request = prompt.request
+        found = added(request, self.name, self._profile, drop_cache=request.cache != "auto")
+        bound = bounds(prompt, self._profile, found)
+        tiers = {key: value for key in ("service_tier", "speed") if isinstance(value := found.fields.get(key), str)}
+        likely = estimate(prompt, local=self.capabilities.local)
+        return replace(
+            likely,
+            tokens=replace(likely.tokens, worst_input=bound.input),
+            output_max=bound.output,
+            billing=tiers or None,
+            unbounded=bound.unknown,
+        )
 
     def wire(self, request: Request, plan: Plan) -> Wire:
         return Wire(url=self._url, body=self.render(request, plan).body)
@@ -167,7 +188,8 @@ class HostedBackend:
         module, client = self._connect()
         read = self._read_timeout if timeout is None else max(0.001, min(timeout, self._read_timeout))
         connect = min(self._connect_timeout, read)
-        limits = httpx2.Timeout(connect=connect, read=read, write=read, pool=connect)
+        patience = read if timeout is None else Patience(read, anyio.current_time() + timeout)
+        limits = httpx2.Timeout(connect=connect, read=patience, write=read, pool=connect)
         try:
             response = await client.post(
                 _PATH[self._profile.api],
@@ -201,6 +223,14 @@ def ambient_headers(variable: str, environ: Mapping[str, str]) -> list[str]:
     return [line.partition(":")[0].strip().lower() for line in lines if ":" in line]
 
 
+def check_header(name: object, value: object, *, key: str) -> None:
+    """Raises ConfigError, without the value, where HTTP has no such header (RFC 9110, 5.5 and 5.6.2; ASCII only)."""
+    if not isinstance(name, str) or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+        raise ConfigError(f"{name!r} is no name of a header", key=key)
+    if not isinstance(value, str) or not re.fullmatch(r"([!-~]([ \t!-~]*[!-~])?)?", value):
+        raise ConfigError("must be plain ASCII text, without line ends or blanks around it", key=key)
+
+
 def known_context(table: Sequence[tuple[str, int]], model: str) -> int | None:
     """The size of the first row whose pattern the model's name begins with."""
     return next((size for pattern, size in table if re.match(pattern, model)), None)
@@ -216,16 +246,16 @@ def checked_url(text: str) -> str:
         raise ConfigError(f"must begin with http:// or https:// and name a host, not {text!r}", key="base_url")
     if url.userinfo:
         raise ConfigError("must not hold a user or password", key="base_url", hint="use api_key, or headers")
+    if "?" in text or "#" in text:  # paths are added to its end
+        raise ConfigError("must not hold a query or fragment", key="base_url", hint="use headers")
     return text.rstrip("/")
 
 
 def estimate(prompt: Prompt, *, local: bool) -> Estimate:
-    """Tokens by bytes until something is learned; times are assumed, and not known for a server of one's own."""
+    """What is likely: tokens by bytes until something is learned; times are assumed, and not known for one's own server."""
     request, images = prompt.request, prompt.images
     text = prompt.size - (_image_bytes(request.messages) if images else 0)
-    messages, tools = len(request.messages), len(request.tools)
-    expected = -(-max(text, 0) // BYTES_PER_TOKEN) + 4 * (messages + 1) + images * TOKENS_PER_IMAGE
-    worst = prompt.size + WORST_BASE + messages * WORST_PER_MESSAGE + tools * WORST_PER_TOOL + images * WORST_PER_IMAGE
+    expected = -(-max(text, 0) // BYTES_PER_TOKEN) + 4 * (len(request.messages) + 1) + images * TOKENS_PER_IMAGE
     tokens = TokenEstimate(
         input=expected,
         cache_read=None,
@@ -233,7 +263,6 @@ def estimate(prompt: Prompt, *, local: bool) -> Estimate:
         uncached=expected,
         output_expected=None,
         output_max=None,
-        worst_input=worst,
     )
     first = FIRST_MS + expected * INPUT_MS
     output = min(ASSUMED_OUTPUT, request.max_output_tokens or ASSUMED_OUTPUT)
@@ -252,9 +281,11 @@ def required_key(api_key: str | None, *, variable: str | None, own_url: bool, en
     if api_key is None and variable is not None and own_url:
         api_key = environ.get(variable)
     if not api_key:
-        name = variable or "NAME"
-        message = f"is missing: {name} is not set" if own_url else f"is missing: {name} is not sent to another base URL"
-        raise ConfigError(message, key="api_key", hint=f'api_key = {{ env = "{name}" }}, or the environment variable {name}')
-    if not api_key.isascii() or any(c.isspace() for c in api_key):
+        if own_url and variable:
+            hint = f'api_key = {{ env = "{variable}" }}, or the environment variable {variable}'
+            raise ConfigError(f"is missing: {variable} is not set", key="api_key", hint=hint)
+        why = f"is missing: {variable} is not sent to another base URL" if variable else "is empty"
+        raise ConfigError(why, key="api_key", hint='name the key for this address: api_key = { env = "..." }')
+    if not re.fullmatch(r"[!-~]+", api_key):
         raise ConfigError("holds blanks or characters that no header can carry", key="api_key")
     return api_key

@@ -52,7 +52,7 @@ class Profile:
         parameters: names of `Request` fields that its body can say.
         reasoning: the keys of `Request.reasoning` that it takes.
         marks: the dialect of cache marks that it honours.
-        cache_fields: the fields of `_render.CACHE_FIELDS` that its body takes.
+        cache_fields: the fields of `_fields.CACHE_FIELDS` that its body takes.
         names: what its body calls a request field where that is not the protocol's own name.
         system_role: the role of system text in a list of messages.
         late_system: whether a system message may stand after the first other message.
@@ -65,6 +65,7 @@ class Profile:
         result_images: whether a tool result may hold images.
         tool_ids: the ids of tool calls that it takes.
         opt_out: the body fields that stop a model from writing its prompt cache unasked.
+        max_output: the most output tokens that a body may ask for; a greater wish is cut down to it.
     """
 
     api: Api
@@ -89,6 +90,12 @@ class Profile:
     effort: Literal["reasoning_effort", "reasoning"] = "reasoning_effort"
     tool_ids: IdRule = ANY_ID
     opt_out: Mapping[str, Any] | None = None
+    max_output: int | None = None
+
+    @property
+    def default_output(self) -> int | None:
+        """The limit of a body whose request has none: Messages wants one, and this is the client's own default."""
+        return 4096 if self.api == "messages" else None
 
     @property
     def vendor(self) -> Literal["openai", "anthropic"]:

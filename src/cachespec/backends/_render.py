@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from cachespec.backends._fields import added, output_limit
 from cachespec.backends._json import dumps
+from cachespec.backends._marks import MARK, without_marks
 from cachespec.backends._profile import Profile
 from cachespec.decision import Plan
 from cachespec.errors import InputError
@@ -23,9 +25,6 @@ from cachespec.messages import (
 from cachespec.request import Request
 
 Body: TypeAlias = dict[str, Any]
-
-CACHE_FIELDS = ("cache_control", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
-"""Top-level body fields that steer a vendor's prompt cache: they go where that vendor's marks go, and nowhere else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,8 @@ class Renderer:
         self.profile, self.request, self.plan, self.model = profile, request, plan, model
         self._family = model_family(model)
         self._planned = {mark.at: mark for mark in plan.marks}
-        self._warnings: dict[str, None] = {}
+        self._added = added(request, plan.backend, profile, drop_cache=plan.drop_marks)
+        self._warnings: dict[str, None] = dict.fromkeys(self._added.warnings)
 
     def warn(self, text: str) -> None:
         self._warnings[text] = None
@@ -59,6 +59,11 @@ class Renderer:
         """The value of a request field, or None where it is not given or the plan leaves it out."""
         value = None if name in self.plan.ignore else getattr(self.request, name)
         return None if value == () else value
+
+    def limit(self, name: str) -> Body:
+        """The limit of the output, called `name` in this body; empty where there is none, or `extra` has its own."""
+        limit = output_limit(self.wants("max_output_tokens"), self.profile, self._added)
+        return {} if limit is None or self._added.limits else {name: limit}
 
     # -- cache marks ----------------------------------------------------------------------------------------------
 
@@ -71,19 +76,27 @@ class Renderer:
         dialect = self.profile.marks
         if mark is not None and not self.plan.drop_marks:
             if mark.dialect == dialect:
-                return {_MARK[dialect]: dict(mark.fields)}
-            self.warn(f"the cache mark at {at} was left out: {_MARK[mark.dialect]} means nothing to this backend")
+                return {MARK[dialect]: dict(mark.fields)}
+            self.warn(f"the cache mark at {at} was left out: {MARK[mark.dialect]} means nothing to this backend")
             return {}
         planned = self._planned.get(at)
         if planned is None or dialect is None:
             return {}
         kind = {"type": "ephemeral"} if dialect == "anthropic" else {"mode": "explicit"}
-        return {_MARK[dialect]: {**kind, **({"ttl": planned.ttl} if planned.ttl else {})}}
+        return {MARK[dialect]: {**kind, **({"ttl": planned.ttl} if planned.ttl else {})}}
 
     def unmarkable(self, at: str, mark: CacheMark | None) -> None:
         """A caller's mark where this dialect has no place for one."""
         if mark is not None and not self.plan.drop_marks:
             self.warn(f"the cache mark at {at} was left out: this protocol has no mark there")
+
+    def raw(self, at: str, raw: Mapping[str, Any]) -> Body:
+        """A vendor's own object, its inner marks kept where they mean something and may stay."""
+        keep = None if self.plan.drop_marks or self.profile.marks is None else MARK[self.profile.marks]
+        kept: Body = without_marks(raw, keep)
+        if not self.plan.drop_marks and kept != raw:
+            self.warn(f"cache marks inside {at} were left out: they mean nothing to this backend")
+        return kept
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
@@ -113,9 +126,9 @@ class Renderer:
     def finish(self, body: Body) -> Rendered:
         """Merge what the plan and the caller add, in order of rank, and write the body."""
         body.update(self.plan.options)
-        for vendor, fields in self.request.passthrough.items():
-            self._pass_through(vendor, fields, body)
-        body.update(self.request.extra.get(self.plan.backend, {}))
+        self._added.merge_into(body)
+        for key, value in self._added.limits.items():
+            body[key] = value if self.profile.max_output is None else min(value, self.profile.max_output)
         body["stream"] = True
         text = dumps(body)
         if not text.isascii():
@@ -124,40 +137,6 @@ class Renderer:
             except UnicodeEncodeError:
                 raise InputError("holds a lone surrogate, which no body can carry", field=_surrogate(self.request)) from None
         return Rendered(body=text, warnings=tuple(self._warnings))
-
-    def _pass_through(self, vendor: str, fields: Mapping[str, Any], body: Body) -> None:
-        if vendor != self.profile.vendor:
-            if fields:
-                self.warn(f"left out, as they are {vendor}'s own: {', '.join(fields)}")
-            return
-        for key, value in fields.items():
-            if key in CACHE_FIELDS:
-                if self.plan.drop_marks:
-                    continue
-                if key not in self.profile.cache_fields:
-                    self.warn(f"{key} was left out: it means nothing to this backend")
-                    continue
-            elif self.profile.vendor == "openai" and key in _ONLY[_OTHER[self.profile.api]]:
-                self.warn(f"{key} was left out: it belongs to OpenAI's other API")
-                continue
-            if isinstance(value, Mapping) and isinstance(body.get(key), dict):
-                value = {**body[key], **value}  # text.verbosity beside text.format, and the like
-            body[key] = value
-
-
-_MARK: Mapping[str, str] = {"anthropic": "cache_control", "openai": "prompt_cache_breakpoint"}
-_OTHER: Mapping[str, str] = {"chat": "responses", "responses": "chat"}
-# Fields that one of OpenAI's two APIs has and the other refuses (the parameter types of the openai SDK, 3.57).
-_ONLY: Mapping[str, tuple[str, ...]] = {
-    "chat": (
-        *("audio", "frequency_penalty", "logit_bias", "logprobs", "modalities", "n", "prediction", "presence_penalty"),
-        *("reasoning_effort", "stream_options", "verbosity", "web_search_options"),
-    ),
-    "responses": (
-        *("background", "background_options", "context_management", "conversation", "include", "instructions"),
-        *("max_tool_calls", "previous_response_id", "prompt", "reasoning", "text", "truncation"),
-    ),
-}
 
 
 def data_url(part: ImagePart) -> str:

@@ -22,8 +22,7 @@ def render_chat(profile: Profile, request: Request, plan: Plan, *, model: str) -
     if request.tools:
         body["tools"] = [_tool(r, tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
     _tool_choice(r, body)
-    if (limit := r.wants("max_output_tokens")) is not None:
-        body[profile.names.get("max_output_tokens", "max_tokens")] = limit
+    body |= r.limit(profile.names.get("max_output_tokens", "max_tokens"))
     for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
         if (value := r.wants(name)) is not None:
             body[profile.names.get(name, name)] = value
@@ -123,7 +122,7 @@ def _assistant(r: Renderer, message: Message, named: list[tuple[str, Any]]) -> B
             if _replayed(r, part, at):
                 thoughts.append(part.text)
         elif isinstance(part, OpaquePart) and part.raw.get("type") == "custom":
-            calls.append({**part.raw, "id": r.tool_id(str(part.raw.get("id", "")))})
+            calls.append({**r.raw(at, part.raw), "id": r.tool_id(str(part.raw.get("id", "")))})
         else:
             content.append((at, part))
     if thoughts and r.profile.reasoning_field:
@@ -163,12 +162,12 @@ def _part(r: Renderer, at: str, part: TextPart | ImagePart | OpaquePart) -> Body
     if isinstance(part, ImagePart):
         image = {"url": data_url(part)} if part.detail is None else {"url": data_url(part), "detail": part.detail}
         return {"type": "image_url", "image_url": image, **r.mark(at, part.mark)}
-    return {**part.raw, **r.mark(at, part.mark)}
+    return {**r.raw(at, part.raw), **r.mark(at, part.mark)}
 
 
 def _tool(r: Renderer, tool: Tool, at: str) -> Body:
     if tool.raw is not None:
-        return {**tool.raw, **(r.mark(at, tool.mark) if r.profile.marks == "anthropic" else {})}
+        return {**r.raw(at, tool.raw), **(r.mark(at, tool.mark) if r.profile.marks == "anthropic" else {})}
     function: Body = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description

@@ -15,9 +15,6 @@ from cachespec.decision import Plan
 from cachespec.messages import ImagePart, Message, OpaquePart, ReasoningPart, TextPart, Tool, ToolCallPart, ToolResultPart
 from cachespec.request import Reasoning, Request
 
-DEFAULT_MAX_TOKENS = 4096
-"""The protocol wants a limit; this is the client's own default, for a request that reaches a backend without one."""
-
 _TEXT_EXTRA = ("citations",)
 _CALL_EXTRA = ("caller", "toolset_name")
 _RESULT_EXTRA = ("toolset_name",)
@@ -28,8 +25,7 @@ _TOOL_EXTRA = ("type", "allowed_callers", "defer_loading", "eager_input_streamin
 def render_messages(profile: Profile, request: Request, plan: Plan, *, model: str) -> Rendered:
     """The exact body of ``POST /v1/messages``. Raises: InputError where a text cannot be encoded."""
     r = Renderer(profile, request, plan, model=model)
-    limit = r.wants("max_output_tokens")
-    body: Body = {"model": model, "max_tokens": DEFAULT_MAX_TOKENS if limit is None else limit}
+    body: Body = {"model": model, **r.limit("max_tokens")}
     if request.tools:
         body["tools"] = [_tool(r, tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
     _tool_choice(r, body)
@@ -102,7 +98,7 @@ def _block(r: Renderer, at: str, part: object) -> Body | None:
         case ReasoningPart():
             return _reasoning(r, at, part)
         case OpaquePart():
-            return {**part.raw, **r.mark(at, part.mark)}
+            return {**r.raw(at, part.raw), **r.mark(at, part.mark)}
     raise TypeError(f"no part: {part!r}")  # pragma: no cover - `Part` has no other members
 
 
@@ -133,7 +129,7 @@ def _reasoning(r: Renderer, at: str, part: ReasoningPart) -> Body | None:
     if part.raw is None or part.raw.get("type") not in ("thinking", "redacted_thinking"):
         r.warn(f"the reasoning at {at} was left out: it is no thinking block")
         return None
-    return dict(part.raw)
+    return r.raw(at, part.raw)
 
 
 def _source(part: ImagePart) -> Body:
@@ -145,7 +141,7 @@ def _source(part: ImagePart) -> Body:
 def _tool(r: Renderer, tool: Tool, at: str) -> Body:
     mark = r.mark(at, tool.mark)
     if tool.raw is not None:
-        return {**tool.raw, **mark}
+        return {**r.raw(at, tool.raw), **mark}
     entry: Body = {"name": tool.name}
     if tool.description is not None:
         entry["description"] = tool.description

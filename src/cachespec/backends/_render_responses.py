@@ -32,8 +32,7 @@ def render_responses(profile: Profile, request: Request, plan: Plan, *, model: s
     if request.tools:
         body["tools"] = [_tool(r, tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
     _tool_choice(r, body)
-    if (limit := r.wants("max_output_tokens")) is not None:
-        body["max_output_tokens"] = limit
+    body |= r.limit("max_output_tokens")
     for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
         if (value := r.wants(name)) is not None:
             body[profile.names.get(name, name)] = value
@@ -79,7 +78,7 @@ def _message(r: Renderer, message: Message, names: list[str], items: list[Body])
             run.append(_part(r, at, part, spoken))
             continue
         if isinstance(part, OpaquePart) and part.raw.get("type") == "input_file":
-            run.append({**part.raw, **r.mark(at, part.mark)})
+            run.append({**r.raw(at, part.raw), **r.mark(at, part.mark)})
             continue
         flush()
         if (item := _item(r, at, part)) is not None:
@@ -101,7 +100,7 @@ def _item(r: Renderer, at: str, part: ToolCallPart | ToolResultPart | ReasoningP
     if isinstance(part, ReasoningPart):
         return _reasoning(r, at, part)
     r.unmarkable(at, part.mark)
-    return dict(part.raw)
+    return r.raw(at, part.raw)
 
 
 def _result(r: Renderer, at: str, part: ToolResultPart) -> Body:
@@ -121,7 +120,7 @@ def _reasoning(r: Renderer, at: str, part: ReasoningPart) -> Body | None:
     if part.raw is None or part.raw.get("type") != "reasoning" or not part.raw.get("encrypted_content"):
         r.warn(f"the reasoning at {at} was left out: it holds no encrypted content, and nothing is stored at the vendor")
         return None
-    return dict(part.raw)
+    return r.raw(at, part.raw)
 
 
 def _lone(parts: list[Body]) -> str | None:
@@ -150,7 +149,7 @@ def _text(r: Renderer, at: str, part: TextPart, kind: str) -> Body:
 def _tool(r: Renderer, tool: Tool, at: str) -> Body:
     r.unmarkable(at, tool.mark)
     if tool.raw is not None:
-        return dict(tool.raw)
+        return r.raw(at, tool.raw)
     function: Body = {"type": "function", "name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description

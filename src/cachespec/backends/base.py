@@ -48,12 +48,24 @@ class Wire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A backend's view of a prompt, without I/O: tokens, what is cached, how long it takes, what it would draft."""
+    """A backend's view of a prompt, without I/O: tokens, what is cached, how long it takes, what it would draft.
+
+    Attributes:
+        output_max: output tokens that may be billed at most, as the body itself limits them (all of several answers, and a
+            limit in `extra`, included). None: the caller's `max_output_tokens` and `capabilities.max_output` hold.
+        billing: what the body asks for beyond the standard price (``{"service_tier": "priority"}``), for `Rates.worst`.
+        unbounded: why the cost has no upper bound (content that is only named, tools that run at the vendor, no limit of
+            the output), for a person. Where there is a reason, `tokens.worst_input` is None and a hard budget refuses the
+            request.
+    """
 
     tokens: TokenEstimate
     belief: Belief
     latency: Latency
     speculation: Speculation | None = None
+    output_max: int | None = None
+    billing: Mapping[str, str] | None = None
+    unbounded: tuple[str, ...] = ()
 
 
 class Attempt(Protocol):
@@ -96,6 +108,9 @@ class Backend(Protocol):
 
         The text of an ``unsupported_parameter`` begins with the name of the `Request` field and a colon, so that a client
         told to drop what is unsupported knows what to drop.
+
+        Raises: InputError for a request that is wrong in itself, wherever it goes: cache marks that break their own
+        dialect's rules, or an `extra` that sets what the request already says.
         """
 
     def estimate(self, prompt: Prompt) -> Estimate:

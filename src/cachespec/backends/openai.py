@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, Literal, cast
 
 import httpx2
 
-from cachespec.backends._hosted import Headers, HostedBackend, SDKClient, Target, ambient_headers, known_context, required_key
+from cachespec.backends._hosted import (
+    Headers,
+    HostedBackend,
+    SDKClient,
+    Target,
+    ambient_headers,
+    check_header,
+    known_context,
+    required_key,
+)
 from cachespec.backends._profile import CHAT_ID, RESPONSES_ID, Profile, cannot
 from cachespec.decision import Reason
 from cachespec.durations import Duration
@@ -56,7 +65,7 @@ def openai_profile(model: str, api: Literal["responses", "chat"]) -> Profile:
     if api == "chat":
         parameters |= {"seed", "stop"}
     if reasoning:
-        parameters -= {"temperature", "top_p", "stop"}  # answered with unsupported_value; see `OpenAIBackend.check`
+        parameters -= {"temperature", "top_p", "stop"}  # answered with unsupported_value; see `OpenAIBackend._refused`
     if reasoning or version is None:
         parameters |= {"reasoning"}
     explicit = version is not None and version >= (5, 6)
@@ -87,6 +96,8 @@ class OpenAIProtocol(HostedBackend):
 
     def __init__(self, target: Target, *, organization: str | None = None, project: str | None = None) -> None:
         super().__init__(target)
+        for key, value in (("organization", organization), ("project", project)):
+            check_header(key, value or "", key=key)
         self._organization, self._project = organization, project
 
     def _build(self, http: httpx2.AsyncClient) -> tuple[ModuleType, SDKClient, Headers]:
@@ -166,7 +177,7 @@ class OpenAIBackend(OpenAIProtocol):
         # Reported for GPT-5.6 over Chat Completions: tools and an effort together are refused.
         self._effort_or_tools = api == "chat" and version is not None and version >= (5, 6)
 
-    def check(self, request: Request) -> Sequence[Reason]:
+    def _refused(self, request: Request) -> list[Reason]:
         effort = None if request.reasoning is None else request.reasoning.effort
         found = cannot(request, self._still if self._can_be_still and effort == "none" else self._profile)
         if self._effort_or_tools and request.tools and effort not in (None, "none"):
