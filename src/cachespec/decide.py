@@ -21,6 +21,7 @@ from cachespec.decision import (
     Mark,
     Offer,
     Plan,
+    Quote,
     Reason,
     TokenEstimate,
 )
@@ -215,10 +216,14 @@ class Decider:
             return request, _offer_out(backend, reasons)
         estimate = backend.estimate(asked.prompt if request is asked.request else replace(asked.prompt, request=request))
         capabilities = backend.capabilities
-        output_max = _least(request.max_output_tokens, capabilities.max_output)
+        output_max = estimate.output_max
+        if output_max is None:
+            output_max = _least(request.max_output_tokens, capabilities.max_output)
         tokens = estimate.tokens
         if capabilities.context is not None and tokens.input is not None:
-            if tokens.input >= capabilities.context:
+            # A local model's count is exact. Elsewhere it is a guess that may be twice too high; the vendor's word counts then.
+            surely = tokens.input if capabilities.local else tokens.input // 2
+            if surely >= capabilities.context:
                 detail = f"prompt of about {tokens.input} tokens, context of {capabilities.context}"
                 reasons.append(Reason("context_length", detail))
                 errors[name] = ContextLengthError(detail, backend=name, model=backend.model)
@@ -227,7 +232,7 @@ class Decider:
         tokens = with_output(tokens, output_max)
         timeout = asked.ask.timeout_s
         priced = quote(backend.rates, estimate, tokens, at_most_s=None if timeout is None else timeout + STEP_S)
-        reasons += self._budget(name, asked, None if priced is None else priced.worst, errors)
+        reasons += self._budget(name, asked, priced, estimate.unbounded, errors)
         out = any(r.code in ("context_length", "budget", "price_unknown") for r in reasons)
         offer = Offer(
             backend=name,
@@ -242,13 +247,20 @@ class Decider:
         )
         return request, offer
 
-    def _budget(self, name: str, asked: Asked, worst: Decimal | None, errors: dict[str, CachespecError]) -> list[Reason]:
+    def _budget(
+        self, name: str, asked: Asked, priced: Quote | None, unbounded: Sequence[str], errors: dict[str, CachespecError]
+    ) -> list[Reason]:
         hard = [b for b in asked.budgets if b.rule.mode == "hard"]
         if not hard:
             return []
+        worst = None if priced is None else priced.worst
         if worst is None:
             scope = hard[0].limit.scope
-            detail = f"the hard budget {scope} needs a price, and that of {self._backends[name].model} is not known"
+            if priced is None or priced.expected is None:
+                detail = f"the hard budget {scope} needs a price, and that of {self._backends[name].model} is not known"
+            else:
+                why = "; ".join(unbounded) or "its length is not known"
+                detail = f"the hard budget {scope} needs a bound on what this may cost, and there is none ({why})"
             errors[name] = PriceUnknownError(f"{name}: {detail}")
             return [Reason("price_unknown", detail)]
         for budget in hard:

@@ -32,7 +32,7 @@ def with_output(tokens: TokenEstimate, output_max: int | None) -> TokenEstimate:
 
 
 def quote(rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, *, at_most_s: float | None) -> Quote | None:
-    """Expected and worst cost in USD; None when the price or the size of the input is not known.
+    """Expected and worst cost in USD; None when the price or the size of the input is not known, or there is no bound.
 
     A local engine's expected time comes from its latency estimate. `at_most_s` is the request's deadline: whatever else
     happens on the machine, it cannot be busy with the request for longer, so that is the worst case of a price per hour.
@@ -46,12 +46,15 @@ def quote(rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, *, at_
         cache_write={"unspecified": tokens.cache_write} if tokens.cache_write else {},
         output=tokens.output_expected or 0,
     )
-    expected = rates.cost(usage, busy_s=seconds)
-    worst = rates.worst(
-        input_tokens=tokens.input if tokens.worst_input is None else tokens.worst_input,
-        output_tokens=tokens.output_max or tokens.output_expected or 0,
-        seconds=at_most_s,
-    )
+    expected = rates.cost(usage, busy_s=seconds, billing=estimate.billing)
+    worst = None
+    if tokens.worst_input is not None and tokens.output_max is not None and not estimate.unbounded:
+        worst = rates.worst(
+            input_tokens=tokens.worst_input,
+            output_tokens=tokens.output_max,
+            seconds=at_most_s,
+            billing=estimate.billing,
+        )
     return Quote(expected=expected.amount, worst=worst, source=rates.source, price_date=rates.price_date)
 
 
