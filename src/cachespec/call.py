@@ -29,7 +29,7 @@ from cachespec.quotes import cut_usage, estimated_cost
 from cachespec.rules import RetryRule
 from cachespec.stream import Outcome
 from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
-from cachespec.usage import Cost, Usage, money_text
+from cachespec.usage import Cost, Usage, exact, money_text
 
 LEASE_MARGIN_S = 60.0
 """A lease outlives its request's deadline by this much, so that a slow settlement still finds its reservation."""
@@ -132,7 +132,9 @@ class ClientCall:
         zero = Decimal(0)
         states = () if alone else self._ledger.snapshot([limit])
         spent, reserved = (states[0].spent, states[0].reserved) if states else (zero, zero)
-        if spent + reserved + worst <= limit.limit:
+        with exact():
+            fits = spent + reserved + worst <= limit.limit
+        if fits:
             return
         told = BudgetPassed(scope=limit.scope, limit=limit.limit, spent=spent, reserved=reserved, requested=worst)
         self._warnings.append(

@@ -267,7 +267,7 @@ def check_names(value: Any, annotation: Any, where: Where, names: Mapping[str, C
         for member in get_args(annotation):
             check_names(value, member, where, names)
     elif (origin or annotation) in COLLECTIONS and isinstance(value, tuple(COLLECTIONS)):
-        for i, item in enumerate(value):
+        for i, item in enumerate(typing.cast("Iterable[Any]", value)):
             check_names(item, (get_args(annotation) or (Any,))[0], (*where, i), names)
     elif isinstance(annotation, type) and is_dataclass(annotation) and isinstance(value, annotation):
         for name, option in options_of(annotation)[0].items():

@@ -412,8 +412,8 @@ REFUSED = [
     (ask("x", tool_choice=ToolChoice(mode="required")), "unsupported_parameter", "tool_choice"),
     (ask("x", extra={"laptop": {"mirostat": 2}}), "unsupported_parameter", "mirostat"),
     (ask("x", top_p=1.5), "unsupported_parameter", "top_p"),
-    (Request(messages=(Message(role="user", parts=(IMAGE,)),)), "capability", "images"),
-    (Request(messages=(Message(role="user", parts=(ToolResultPart(id="1", content=(IMAGE,)),)),)), "capability", "images"),
+    (Request(messages=(Message(role="user", parts=(IMAGE,)),)), "unsupported_parameter", "images"),
+    (Request(messages=(Message(role="user", parts=(ToolResultPart(id="1", content=(IMAGE,)),)),)), "unsupported_parameter", "images"),
 ]
 
 
