@@ -413,7 +413,11 @@ REFUSED = [
     (ask("x", extra={"laptop": {"mirostat": 2}}), "unsupported_parameter", "mirostat"),
     (ask("x", top_p=1.5), "unsupported_parameter", "top_p"),
     (Request(messages=(Message(role="user", parts=(IMAGE,)),)), "unsupported_parameter", "images"),
-    (Request(messages=(Message(role="user", parts=(ToolResultPart(id="1", content=(IMAGE,)),)),)), "unsupported_parameter", "images"),
+    (
+        Request(messages=(Message(role="user", parts=(ToolResultPart(id="1", content=(IMAGE,)),)),)),
+        "unsupported_parameter",
+        "images",
+    ),
 ]
 
 
