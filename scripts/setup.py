@@ -94,13 +94,15 @@ def take_lock() -> None:
         fcntl.flock(folder, fcntl.LOCK_EX)
 
 
-def make_venv() -> None:
-    """Keep a .venv that works; make a new one where it is missing, broken or too old."""
+def venv_works() -> bool:
+    """Whether .venv is new enough and whole: it can be broken by an interrupted run, or by a Python that went away."""
     version = venv_version()
-    if version is not None and tuple(int(x) for x in version.split(".")[:2]) >= OLDEST:
-        works = subprocess.run([str(PYTHON), "-c", "import pip"], capture_output=True, check=False)
-        if works.returncode == 0:
-            return
+    if version is None or tuple(int(x) for x in version.split(".")[:2]) < OLDEST:
+        return False
+    return subprocess.run([str(PYTHON), "-c", "import pip"], capture_output=True, check=False).returncode == 0
+
+
+def make_venv() -> None:
     say(f"making .venv with Python {sys.version.split()[0]}")
     made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True, check=False)
     if made.returncode != 0:
@@ -165,14 +167,16 @@ def last_step() -> str:
 
 def install(kind: str) -> None:
     begin = time.monotonic()
-    if not installed("llama_cpp"):
+    fresh = not venv_works()
+    if fresh or not installed("llama_cpp"):
         found = compiler()
         if found is None:
             stop(NO_COMPILER.format(python=Path(sys.executable).name, requirement=requirement("llama-cpp-python")))
         say(f"llama-cpp-python will be built with {found}: about 3 minutes on 2 cores, once")
         if "CMAKE_ARGS" not in os.environ:
             say('  (for NVIDIA GPUs set CMAKE_ARGS="-DGGML_CUDA=on" first; prebuilt wheels: see README.md)')
-    make_venv()
+    if fresh:
+        make_venv()
     locked = ("--require-hashes", "-r")
     pip(f"installing requirements/{kind}.lock", *locked, str(LOCKS / f"{kind}.lock"))
     pip("installing cachespec, editable", "--no-build-isolation", "-e", ".")

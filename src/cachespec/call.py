@@ -91,6 +91,8 @@ class ClientCall:
 
     async def open(self, *, left_s: float | None) -> tuple[Attempt, Assembly]:
         await self._ready()
+        if not self._failures:
+            await self._decider.refresh(self._asked)
         verdict = self._verdict = self._decider.decide(self._asked, failed=self._failed, choose=self._choose)
         decision = verdict.decision
         asked = self._asked.ask

@@ -148,8 +148,11 @@ class Client:
             self._starting = anyio.Lock()
         async with self._starting:
             if not self._started:
-                for backend in self.backends.values():
-                    await backend.start()
+                for name, backend in self.backends.items():
+                    try:
+                        await backend.start()
+                    except ConfigError as error:
+                        raise self.config.place(error, ("backends", name)) from error
                 self._started = True
 
     async def aclose(self) -> None:
@@ -376,6 +379,10 @@ class Client:
     def plan_request(self, request: Request) -> Verdict:
         """`plan` for a request that is built already: the decision, and the request as the chosen backend would get it."""
         return self._decider.decide(self._ask(self._middleware.request(request)))
+
+    async def refresh(self, request: Request) -> None:
+        """Read, from the ledger, the budgets this request falls under, so that `plan` shows what others spent, too."""
+        await self._decider.refresh(self._ask(self._middleware.request(request)))
 
     def wire(self, verdict: Verdict) -> Wire | None:
         """The exact bytes that would be sent for a verdict; None for a local backend or when nobody was chosen."""

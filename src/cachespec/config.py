@@ -16,21 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cachespec import registry
+from cachespec.annotations import PluginOf, PositiveInt, Where, dotted, is_secret_name, suggestion
 from cachespec.durations import Duration
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError, UnknownPluginError
-from cachespec.options import (
-    Context,
-    EnvRef,
-    PluginOf,
-    PositiveInt,
-    Problem,
-    Where,
-    dotted,
-    is_secret_name,
-    raise_all,
-    read_table,
-    suggestion,
-)
+from cachespec.options import Context, Problem, raise_all, read_table
 from cachespec.rules import BudgetRule, RetryRule, Rule
 from cachespec.toml_source import line_of, parse, read_text
 
@@ -60,9 +49,9 @@ class PluginSpec:
 class Config:
     """A whole, valid configuration.
 
-    `models` maps each alias to its backends. `timeout` is seconds for all attempts together (None: no deadline). `salt` is
-    the tenant salt's secret. `caching` None: the caller's own marks pass through. `generation` counts reloads. `notes` say
-    what was left out (only by `auto_config`). `path` and `text` are the file's, for messages.
+    `models` maps each alias to its backends. `timeout` is seconds for all attempts together (None: no deadline).
+    `caching` None: the caller's own marks pass through. `generation` counts reloads. `notes` say what was left out (only
+    by `auto_config`). `path` and `text` are the file's, for messages.
     """
 
     backends: Mapping[str, PluginSpec]
@@ -72,7 +61,6 @@ class Config:
     timeout: float | None = 120.0
     max_output_tokens: int | None = 4096
     on_unsupported: OnUnsupported = "error"
-    salt: EnvRef | None = None
     routing: PluginSpec = PluginSpec(use="cheapest")
     caching: PluginSpec | None = None
     acceptance: PluginSpec | None = None
@@ -87,6 +75,14 @@ class Config:
     def error(self, problem: Problem) -> ConfigError | UnknownPluginError:
         """The error for a problem found later, when something is made: with file and line."""
         return problem.error(self.path, None if self.text is None else line_of(self.text, problem.where))
+
+    def place(self, error: ConfigError, table: Where) -> ConfigError:
+        """The same error with file and line, when what was made from `table` raised it without knowing where it stands."""
+        if self.text is None or error.path is not None:
+            return error
+        where = (*table, error.key.split(".")[-1]) if error.key else table
+        line = line_of(self.text, where) or line_of(self.text, table)
+        return ConfigError(error.message, path=self.path, line=line, key=".".join(map(str, where)), hint=error.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +115,6 @@ class _Client:
     timeout: Duration | None = 120.0
     max_output_tokens: PositiveInt | None = 4096
     on_unsupported: OnUnsupported = "error"
-    salt: EnvRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,20 +156,25 @@ def parse_config(text: str, path: str | None = None, *, generation: int = 1) -> 
 
 
 def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """Everything that is wrong with a file, errors first found first; then what this environment lacks for it.
+    """Everything that is wrong with a file, in its order; then what this environment lacks for it.
 
-    An empty list: `connect` will accept it. Makes, sends and changes nothing.
+    No finding: `connect` will accept it. Starts, sends and changes nothing.
     """
-    environ = os.environ if environ is None else environ
     try:
         text = read_text(path)
-        tree = parse(text, str(path))
     except ConfigError as error:
         return [_finding(error)]
+    return check_text(text, str(path), environ)
+
+
+def check_text(text: str, path: str, environ: Mapping[str, str] | None = None) -> list[Finding]:
+    """The same for a text; `path` is for messages."""
+    environ = os.environ if environ is None else environ
     try:
-        config = read_config(tree, str(path), text)
+        tree = parse(text, path)
+        config = read_config(tree, path, text)
     except Problem as problem:
-        return _findings("error", [problem, *problem.more], str(path), text)
+        return _findings("error", [problem, *problem.more], path, text)
     except CachespecError as error:
         return [_finding(error)]
     missing = [(where, name) for where, name in references(tree) if not environ.get(name)]
@@ -183,7 +183,7 @@ def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> 
         unused = config.backends.keys() - {name for names in config.models.values() for name in names}
         told = "no alias of [models] uses this backend; requests must name it"
         warnings += [Problem(("backends", name), told) for name in sorted(unused)]
-    return [*_try(config, environ, dict(missing)), *_findings("warning", warnings, str(path), text)]
+    return [*_try(config, environ, dict(missing)), *_findings("warning", warnings, path, text)]
 
 
 def _try(config: Config, environ: Mapping[str, str], missing: Mapping[Where, str]) -> list[Finding]:
@@ -293,7 +293,6 @@ def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | No
         timeout=client.timeout,
         max_output_tokens=client.max_output_tokens,
         on_unsupported=client.on_unsupported,
-        salt=client.salt,
         routing=policies.routing,
         caching=policies.caching,
         acceptance=policies.acceptance,

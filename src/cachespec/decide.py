@@ -33,7 +33,7 @@ from cachespec.errors import (
     PriceUnknownError,
     UnsupportedParameterError,
 )
-from cachespec.ledger.base import Ledger
+from cachespec.ledger.base import Ledger, Limit
 from cachespec.policies.base import RoutingPolicy
 from cachespec.policies.budgets import Applied, applied
 from cachespec.policies.routing import stay
@@ -134,6 +134,12 @@ class Decider:
         budgets = applied(self._settings.budgets, ask)
         return Asked(request=request, prompt=build_prompt(request), ask=ask, candidates=candidates, budgets=budgets)
 
+    async def refresh(self, asked: Asked) -> None:
+        """Read the state of the budgets the request falls under; deciding itself reads nothing."""
+        limits = _limits(asked)
+        if limits:
+            await self._ledger.refresh(limits)
+
     def decide(self, asked: Asked, *, failed: Mapping[str, CachespecError] | None = None, choose: str | None = None) -> Verdict:
         """Filter, price, rank, plan. `failed` are candidates that fell since; `choose` is the one to try again now."""
         start = perf_counter()
@@ -152,7 +158,7 @@ class Decider:
             ranked.sort(key=lambda o: o.backend != choose)
         best = ranked[0] if ranked else None
         rest = [o for o in offers if all(o.backend != r.backend for r in ranked)]
-        limits = [b.limit for b in asked.budgets if b.rule.scope != "request"]
+        limits = _limits(asked)
         plan = None if best is None else self._plan(best, asked.request)
         decision = Decision(
             chosen=None if best is None else best.backend,
@@ -252,6 +258,10 @@ class Decider:
             detail += "; the model is told not to cache"
         reason = Reason("cache_off", f'cache="{request.cache}": {detail}')
         return Plan(backend=offer.backend, options=options, drop_marks=True, ignore=ignored, reasons=(reason,))
+
+
+def _limits(asked: Asked) -> list[Limit]:
+    return [b.limit for b in asked.budgets if b.rule.scope != "request"]
 
 
 def route_error(verdict: Verdict) -> CachespecError:

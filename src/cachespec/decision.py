@@ -14,10 +14,37 @@ from typing import Any, Literal
 from cachespec.usage import money_text
 
 REASON_CODES = frozenset(
-    "capability unsupported_parameter context_length rule budget price_unknown unhealthy pinned sticky tool_loop cheapest "
-    "fastest switch_cost latency_limit warm_prefix below_minimum no_expected_reuse expected_reuse write_without_read "
-    "caller_marks cache_off cold_fan_out draft_does_not_fit low_acceptance short_output vendor_optimises no_gain gain "
-    "eval_required".split()
+    {
+        "capability",
+        "unsupported_parameter",
+        "context_length",
+        "rule",
+        "budget",
+        "price_unknown",
+        "unhealthy",
+        "pinned",
+        "sticky",
+        "tool_loop",
+        "cheapest",
+        "fastest",
+        "switch_cost",
+        "latency_limit",
+        "warm_prefix",
+        "below_minimum",
+        "no_expected_reuse",
+        "expected_reuse",
+        "write_without_read",
+        "caller_marks",
+        "cache_off",
+        "cold_fan_out",
+        "draft_does_not_fit",
+        "low_acceptance",
+        "short_output",
+        "vendor_optimises",
+        "no_gain",
+        "gain",
+        "eval_required",
+    }
 )
 
 
@@ -162,6 +189,23 @@ class Offer:
             "speculation": None if self.speculation is None else self.speculation.to_dict(),
         }
 
+    def explain(self) -> str:
+        """The offer on one line: price, size, cache, time."""
+        quote = self.quote
+        price = "price unknown"
+        if quote is not None and quote.expected is not None:
+            price = f"about ${money_text(quote.expected)}"
+            if quote.worst is not None:
+                price += f", at most ${money_text(quote.worst)}"
+            price += f" [{quote.source}, {quote.price_date}]" if quote.price_date else f" [{quote.source}]"
+        count = "?" if self.tokens.input is None else str(self.tokens.input)
+        line = f"{self.backend} ({self.model}): {price}; input {count} tokens, cache {self.belief.state}"
+        if self.belief.tokens:
+            line += f" ({self.belief.tokens} tokens)"
+        if self.latency.ttft_ms is not None:
+            line += f"; first token in about {self.latency.ttft_ms:.0f} ms ({self.latency.evidence})"
+        return line
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
@@ -241,34 +285,19 @@ class Decision:
 
     def explain(self) -> str:
         """The decision in words: one line per candidate, then the plan."""
-        lines = [f"chosen: {self.chosen or 'none'} (decided in {self.decided_in_us:.0f} us, config generation {self.generation})"]
+        chosen = self.chosen or "none"
+        lines = [f"chosen: {chosen} (decided in {self.decided_in_us:.0f} us, config generation {self.generation})"]
         for offer in self.candidates:
             sign = ">" if offer.backend == self.chosen else ("-" if offer.eligible else "x")
-            quote = offer.quote
-            if quote is None or quote.expected is None:
-                price = "price unknown"
-            else:
-                price = f"about ${money_text(quote.expected)}"
-                if quote.worst is not None:
-                    price += f", at most ${money_text(quote.worst)}"
-                price += f" [{quote.source}, {quote.price_date}]" if quote.price_date else f" [{quote.source}]"
-            count = "?" if offer.tokens.input is None else str(offer.tokens.input)
-            line = f" {sign} {offer.backend} ({offer.model}): {price}; input {count} tokens, cache {offer.belief.state}"
-            if offer.belief.tokens:
-                line += f" ({offer.belief.tokens} tokens)"
-            if offer.latency.ttft_ms is not None:
-                line += f"; first token in about {offer.latency.ttft_ms:.0f} ms ({offer.latency.evidence})"
-            lines.append(line)
+            lines.append(f" {sign} {offer.explain()}")
             lines.extend(f"     {reason}" for reason in offer.reasons)
         if self.plan is not None:
-            for mark in self.plan.marks:
-                lines.append(f"   cache mark at {mark.at} (ttl {mark.ttl or 'default'})")
+            lines.extend(f"   cache mark at {mark.at} (ttl {mark.ttl or 'default'})" for mark in self.plan.marks)
             if self.plan.options:
                 lines.append(f"   cache options: {dict(self.plan.options)}")
             lines.extend(f"   {reason}" for reason in self.plan.reasons)
-        for budget in self.budgets:
-            lines.append(
-                f"   budget {budget.scope}: ${money_text(budget.spent)} spent, ${money_text(budget.reserved)} reserved "
-                f"of ${money_text(budget.limit)}"
-            )
+        lines.extend(
+            f"   budget {b.scope}: ${money_text(b.spent)} spent, ${money_text(b.reserved)} reserved of ${money_text(b.limit)}"
+            for b in self.budgets
+        )
         return "\n".join(lines)

@@ -95,6 +95,10 @@ def _message(raw: object, where: str, dialect: Dialect | None) -> Message:
         if role is None:
             raise InputError("is missing", field=f"{where}.role")
         raise InputError(f"unknown role {role!r}; known: {', '.join(ROLES)}", field=f"{where}.role")
+    content = raw.get("content")
+    if len(raw) == 2 and isinstance(content, str) and role != "tool":
+        # Most of a long history is this; reading it must not be felt beside the decision.
+        return Message(role=role, parts=(TextPart(text=check_text(content, f"{where}.content")),))
     check_keys(raw, _MESSAGE_KEYS, where)
     name = raw.get("name")
     extra = {key: copy_json(raw[key], f"{where}.{key}") for key in _MESSAGE_EXTRA if raw.get(key) not in (None, [])}

@@ -2,10 +2,7 @@
 
 A table is described by a signature (a function, a class, a frozen dataclass): its keyword arguments are the keys, its
 annotations the types, its defaults what may be left out. So a plug-in's author writes a constructor and nothing else.
-
-How annotations read values: `Decimal` is money and wants text; `Duration` takes ``"800ms"`` or seconds; `EnvRef` and, where
-no table is expected, `str` take ``{ env = "NAME" }``; a set takes a list or a single item; a parameter whose type no file
-can express (an HTTP client, say) cannot be set from one.
+What each annotation takes is told in `annotations.py`.
 """
 
 from __future__ import annotations
@@ -18,27 +15,28 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from cachespec.annotations import (
+    COLLECTIONS,
+    MONEY,
+    NOT_IN_A_FILE,
+    EnvRef,
+    PluginOf,
+    Unexpressible,
+    Where,
+    describe,
+    dotted,
+    is_secret_name,
+    members,
+    nearest,
+    show,
+    suggestion,
+    typed_dict_fields,
+)
 from cachespec.durations import parse_duration
 from cachespec.errors import CachespecError, ConfigError, InputError, UnknownPluginError
-
-Where: TypeAlias = tuple[str | int, ...]
-PositiveInt: TypeAlias = Annotated[int, "positive"]
-MONEY = r"[0-9]+(?:\.[0-9]+)?"
-SECRETS = ("api_key", "secret", "password", "token")
-COLLECTIONS: Mapping[Any, Callable[[Iterable[Any]], Any]] = types.MappingProxyType(
-    {list: list, tuple: tuple, Sequence: tuple, Iterable: tuple, set: frozenset, frozenset: frozenset}
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvRef:
-    """A value that stands in an environment variable, so that no file holds a secret."""
-
-    env: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +47,6 @@ class Option:
     annotation: Any
     required: bool
     default: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class PluginOf:
-    """``Annotated[..., PluginOf("routing")]``: a table whose `use` names a plug-in of that family."""
-
-    family: str
-
-
-class Unexpressible:
-    """Stands for a type that no file can express."""
 
 
 class Problem(Exception):
@@ -89,34 +76,6 @@ class Context:
 
 
 _PLAIN = Context()
-
-
-def dotted(where: Where) -> str:
-    """``("policies", "budgets", 1, "limit")`` as ``policies.budgets[1].limit``, keys quoted where TOML wants it."""
-    text = ""
-    for step in where:
-        if isinstance(step, int):
-            text += f"[{step}]"
-        else:
-            bare = step.replace("-", "").replace("_", "").isalnum() or ("." in step and not text)
-            text += ("." if text else "") + (step if bare else f'"{step}"')
-    return text
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like `name`, or None."""
-    by_fold = {item.casefold(): item for item in known}
-    found = get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.55)
-    return by_fold[found[0]] if found else None
-
-
-def suggestion(name: str, known: Iterable[str], *, label: str = "known") -> str:
-    """A hint: the nearest name, else all of them."""
-    names = sorted(known)
-    close = nearest(name, names)
-    if close:
-        return f"did you mean {close!r}?"
-    return f"{label}: {', '.join(names)}" if names else f"{label}: none"
 
 
 def options_of(factory: Callable[..., Any]) -> tuple[dict[str, Option], bool]:
@@ -179,7 +138,7 @@ def read_table(
 
 
 def _settable(options: Mapping[str, Option]) -> list[str]:
-    return [name for name, option in options.items() if describe(option.annotation) != _NOT_IN_A_FILE]
+    return [name for name, option in options.items() if describe(option.annotation) != NOT_IN_A_FILE]
 
 
 def raise_all(problems: Sequence[Problem]) -> None:
@@ -257,7 +216,7 @@ def _read_annotated(value: Any, annotation: Any, where: Where, context: Context)
         if isinstance(mark, PluginOf) and context.plugin is not None:
             if isinstance(value, Mapping):
                 return context.plugin(mark.family, value, where)
-            if not any(isinstance(member, type) and isinstance(value, member) for member in _members(inner)):
+            if not any(isinstance(member, type) and isinstance(value, member) for member in members(inner)):
                 raise Problem(where, f"must be a table, not {show(value)}", hint='such as { use = "..." }')
         if mark == "duration":
             try:
@@ -270,19 +229,19 @@ def _read_annotated(value: Any, annotation: Any, where: Where, context: Context)
 
 
 def _read_union(value: Any, annotation: Any, where: Where, context: Context) -> Any:
-    members = [member for member in get_args(annotation) if member is not type(None)]
-    tables = any((get_origin(m) or m) in (dict, Mapping) or is_dataclass(m) or typing.is_typeddict(m) for m in members)
-    if str in members and not tables and _wants_reference(value, where, context):
+    choices = [member for member in get_args(annotation) if member is not type(None)]
+    tables = any((get_origin(m) or m) in (dict, Mapping) or is_dataclass(m) or typing.is_typeddict(m) for m in choices)
+    if str in choices and not tables and _wants_reference(value, where, context):
         return _read_reference(value, annotation, where, context)
     if value is None and type(None) in get_args(annotation):
         return None  # only code can say so: TOML has no null
     deepest: Problem | None = None
-    for member in sorted(members, key=lambda m: m is float):  # a whole number stays one where both are taken
+    for member in sorted(choices, key=lambda m: m is float):  # a whole number stays one where both are taken
         try:
             return read(value, member, where, context=context)
         except Problem as problem:
             deepest = max(deepest or problem, problem, key=lambda p: len(p.where))
-    if deepest is not None and (len(members) == 1 or len(deepest.where) > len(where)):
+    if deepest is not None and (len(choices) == 1 or len(deepest.where) > len(where)):
         raise deepest
     raise Problem(where, _mismatch(value, annotation, where), hint=_hint(value, annotation))
 
@@ -313,18 +272,15 @@ def _read_items(value: Any, annotation: Any, base: Any, where: Where, context: C
 def _read_typed_dict(value: Any, annotation: Any, where: Where, context: Context) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise Problem(where, f"must be a table, not {show(value)}")
-    hints = typing.get_type_hints(annotation, include_extras=True)
-    missing = sorted(annotation.__required_keys__ - value.keys())
+    fields = typed_dict_fields(annotation)
+    missing = [name for name, (_, required) in fields.items() if required and name not in value]
     if missing:
-        raise Problem(where, f"{missing[0]!r} is missing")
+        raise Problem(where, f"{missing[0]!r} is missing", hint=f"expected {describe(fields[missing[0]][0])}")
 
     def item(key: str, given: Any) -> tuple[str, Any]:
-        if key not in hints:
-            raise Problem((*where, key), "unknown key", hint=suggestion(key, hints))
-        kind = hints[key]
-        if get_origin(kind) in (typing.Required, typing.NotRequired):
-            kind = get_args(kind)[0]
-        return key, read(given, kind, (*where, key), context=context)
+        if key not in fields:
+            raise Problem((*where, key), "unknown key", hint=suggestion(key, fields))
+        return key, read(given, fields[key][0], (*where, key), context=context)
 
     return typing.cast("dict[str, Any]", _each(value.items(), dict, item))
 
@@ -344,82 +300,23 @@ def _is_reference(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value) == {"env"} and isinstance(value["env"], str) and value["env"] != ""
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether an option of this name holds a secret, so that a file may only name where it is."""
-    return name in SECRETS or name.endswith(tuple(f"_{word}" for word in SECRETS))
-
-
 def _wants_reference(value: Any, where: Where, context: Context) -> bool:
     last = where[-1] if where else None
     return context.references and (_is_reference(value) or (isinstance(last, str) and is_secret_name(last)))
 
 
-def show(value: Any) -> str:
-    """A value for a message: short, and a table by its keys alone."""
-    if isinstance(value, Mapping):
-        return "a table"
-    if isinstance(value, list | tuple):
-        return "a list"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    text = repr(value) if isinstance(value, str | int | float) else str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
 def _mismatch(value: Any, annotation: Any, where: Where) -> str:
     wanted = describe(annotation)
-    if wanted == _NOT_IN_A_FILE:
+    if wanted == NOT_IN_A_FILE:
         return "cannot be set in a file, only from code"
     return f"must be {wanted}, not {show(value)}"
 
 
 def _hint(value: Any, annotation: Any) -> str | None:
-    choices = [item for part in _members(annotation) if get_origin(part) is Literal for item in get_args(part)]
+    choices = [item for part in members(annotation) if get_origin(part) is Literal for item in get_args(part)]
     if isinstance(value, str):
         close = nearest(value, [item for item in choices if isinstance(item, str)])
         return f"did you mean {close!r}?" if close else None
-    if Decimal in _members(annotation) and isinstance(value, int | float) and not isinstance(value, bool):
+    if Decimal in members(annotation) and isinstance(value, int | float) and not isinstance(value, bool):
         return f'money is written as text: "{value}"'
     return None
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-
-
-_NOT_IN_A_FILE = "something only code can give"
-_WORDS: Mapping[Any, str] = types.MappingProxyType(
-    {
-        str: "text",
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        Decimal: 'an amount of USD as text, such as "0.40"',
-        Path: "a path",
-        EnvRef: 'a reference such as { env = "NAME" }',
-        Any: "any value",
-        object: "any value",
-    }
-)
-
-
-def describe(annotation: Any) -> str:
-    """What a person should write for this annotation."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        inner, *marks = get_args(annotation)
-        return 'a duration such as "30s"' if "duration" in marks else describe(inner)
-    if origin in (Union, types.UnionType):
-        words = [describe(member) for member in get_args(annotation) if member is not type(None)]
-        return " or ".join(dict.fromkeys(w for w in words if w != _NOT_IN_A_FILE)) or _NOT_IN_A_FILE
-    if origin is Literal:
-        return "one of " + ", ".join(f'"{item}"' if isinstance(item, str) else str(item) for item in get_args(annotation))
-    if isinstance(annotation, typing.NewType):
-        return describe(annotation.__supertype__)
-    base = origin or annotation
-    if base in COLLECTIONS:
-        inner = describe((get_args(annotation) or (Any,))[0])
-        return inner if inner == _NOT_IN_A_FILE else f"a list ({inner} each)"
-    if base in (dict, Mapping) or is_dataclass(annotation) or typing.is_typeddict(annotation):
-        return "a table"
-    return _WORDS.get(annotation, _NOT_IN_A_FILE)

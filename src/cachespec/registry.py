@@ -14,8 +14,9 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from cachespec.annotations import Where, dotted, is_secret_name, nearest
 from cachespec.errors import CachespecError, UnknownPluginError
-from cachespec.options import Context, Problem, Where, call, nearest, options_of, read_table
+from cachespec.options import Context, Problem, call, options_of, read_table
 
 if TYPE_CHECKING:
     from cachespec.backends.base import Backend
@@ -142,7 +143,7 @@ def _make(
 def _offers(family: str, made: Any, where: Where) -> Any:
     missing = [name for name in _MEMBERS.get(family, ()) if not hasattr(made, name)]
     if missing:
-        raise Problem(where, f"a {type(made).__name__} is no {_singular(family)}: it lacks {', '.join(missing)}")
+        raise Problem(where, f"{type(made).__name__} is no {_singular(family)}: it lacks {', '.join(missing)}")
     return made
 
 
@@ -226,17 +227,29 @@ def wire(
 ) -> Wired:
     """The same without a file: a backend, the ledger and ``policies["routing"]`` may each be a table or an object.
 
-    `client` holds the other keys of ``[client]``. Raises ConfigError with the key, and as `create`.
+    Unlike a file, a table in code may hold a secret itself: it is handed over like a variable's value, so that no
+    configuration, message or `repr` ever has it. `client` holds the other keys of ``[client]``. Raises ConfigError with the
+    key, and as `create`.
     """
     from cachespec.config import PluginSpec, read_config
 
     made: dict[Where, Any] = {}
+    handed: dict[str, str] = {}
 
     def table(value: Any, where: Where) -> Any:
-        if value is None or isinstance(value, Mapping):
+        if isinstance(value, Mapping):
+            return {key: hidden(item, (*where, key)) for key, item in value.items()}
+        if value is None:
             return value
         made[where] = value
         return PluginSpec(use=f"{type(value).__module__}:{type(value).__qualname__}", made=True)
+
+    def hidden(item: Any, where: Where) -> Any:
+        if not isinstance(item, str) or not is_secret_name(str(where[-1])):
+            return item
+        name = f"<{dotted(where)}>"
+        handed[name] = item
+        return {"env": name}
 
     tree: dict[str, Any] = {
         "client": dict(client),
@@ -252,7 +265,7 @@ def wire(
         config = read_config(tree)
     except Problem as problem:
         raise problem.error() from problem.__cause__
-    return _wire(config, made, environ)
+    return _wire(config, made, {**(os.environ if environ is None else environ), **handed} if handed else environ)
 
 
 def _wire(config: Config, made: Mapping[Where, Any], environ: Mapping[str, str] | None) -> Wired:

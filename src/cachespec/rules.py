@@ -90,8 +90,8 @@ class Rule:
 class RetryRule:
     """How often and how patiently an answer is tried for, over all backends together and before any content.
 
-    `attempts` counts the first one. The wait before attempt n is random up to `first_delay_s` x 2^(n-2) seconds, at most
-    `max_delay_s`; a server's ``Retry-After`` is honoured where it is longer and fits the deadline.
+    `attempts` counts the first one. The wait before attempt n on the same backend is `first_delay_s` x 2^(n-2) seconds and
+    up to half of `first_delay_s` more, by chance, at most `max_delay_s`; a server's ``Retry-After`` goes before it.
     """
 
     attempts: int = 4

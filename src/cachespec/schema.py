@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cachespec import registry
+from cachespec.annotations import COLLECTIONS, MONEY, EnvRef, PluginOf, is_secret_name, typed_dict_fields
 from cachespec.config import ConfigFile
 from cachespec.durations import PATTERN
 from cachespec.errors import CachespecError
-from cachespec.options import COLLECTIONS, MONEY, EnvRef, Option, PluginOf, is_secret_name, options_of
+from cachespec.options import Option, options_of
 
 Schema = dict[str, Any]
 _REFERENCE: Schema = {"$ref": "#/$defs/env"}
@@ -147,11 +148,11 @@ def _union(annotation: Any, name: str, references: bool) -> Schema | None:
 
 def _typed_dict(annotation: Any, references: bool) -> Schema:
     properties: Schema = {}
-    for name, kind in typing.get_type_hints(annotation, include_extras=True).items():
-        bare = get_args(kind)[0] if get_origin(kind) in (typing.Required, typing.NotRequired) else kind
-        schema = schema_of(bare, name=name, references=references)
+    required = []
+    for name, (kind, must) in typed_dict_fields(annotation).items():
+        schema = schema_of(kind, name=name, references=references)
         if schema is not None:
             properties[name] = schema
+            required += [name] if must else []
     table: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    required = sorted(annotation.__required_keys__)
     return {**table, "required": required} if required else table

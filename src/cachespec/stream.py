@@ -71,6 +71,7 @@ class ResponseStream:
         self._call = call
         self._state: Literal["new", "open", "ended", "left"] = "new"
         self._events: deque[Event] = deque()
+        self._preamble: deque[Event] = deque()
         self._attempt: Attempt | None = None
         self._assembly: Assembly | None = None
         self._next: Retrying | None = None
@@ -200,11 +201,15 @@ class ResponseStream:
                 return
             assembly = self._assembly
             assert assembly is not None  # noqa: S101 - set whenever an attempt is
-            absorb, queue = assembly.absorb, self._events
+            absorb = assembly.absorb
+            # What comes before the content is kept back: an attempt that fails there leaves no trace but `Retrying`.
+            queue = self._events if self._ttft is not None else self._preamble
             for event in events:
                 queue.append(absorb(event))
-            if self._ttft is None and assembly.committed:
-                self._ttft = (perf_counter() - self._start) * 1000
+            if self._ttft is None and (assembly.committed or assembly.finished is not None):
+                if assembly.committed:
+                    self._ttft = (perf_counter() - self._start) * 1000
+                self._events, self._preamble = self._preamble, self._events
 
     async def _read(self) -> Any:
         attempt = self._attempt
@@ -246,6 +251,7 @@ class ResponseStream:
     async def _failed(self, error: CachespecError) -> None:
         """An attempt failed before content: line up the next one, or raise."""
         await self._close()
+        self._preamble.clear()
         with anyio.CancelScope(shield=True):
             self._next = await self._call.retry(error, left_s=self._left())
         if self._next is None:

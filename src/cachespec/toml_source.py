@@ -14,8 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from cachespec.annotations import Where
 from cachespec.errors import ConfigError
-from cachespec.options import Where
 
 
 def read_text(path: str | Path) -> str:

@@ -336,3 +336,12 @@ async def test_the_scripted_backend_passes_the_contract_it_is_there_to_check() -
         await check_backend(lambda: Silent(), build_request("Hi"))
     assert ALL_PARAMETERS
     assert FakeClock().time() > 0
+
+
+def test_a_table_in_code_may_hold_a_key_and_no_message_shows_it() -> None:
+    table = {"use": "openai", "model": "gpt-x", "api_key": "sk-very-secret", "base_url": "http://127.0.0.1:9/v1"}
+    client = Client(backends={"b": table})
+    assert "very-secret" not in repr(client.config)
+    with pytest.raises(ConfigError) as caught:
+        Client(backends={"b": {**table, "modle": "x"}})
+    assert "very-secret" not in str(caught.value)

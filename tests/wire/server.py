@@ -9,7 +9,7 @@ before the answer
     policy), ``unsupported`` (parameter): always. ``refuse-<k>``: the connection is closed without an answer, k times.
     ``slowstart-<ms>``: before the headers.
 instead of a stream
-    ``plain-json`` (the whole answer object, though a stream was asked for), ``html``, ``empty``, ``error-200`` (an error
+    ``plain-json`` (the whole answer object, though a stream was asked for), ``html``, ``empty``, ``plain-error`` (an error
     object).
 within the stream, after n content events
     ``cut-<n>`` (the connection ends inside the body), ``reset-<n>`` (TCP reset), ``eof-<n>`` (the body ends cleanly),
@@ -336,6 +336,9 @@ class _Link(asyncio.Protocol):
         for kind, data in self._with_faults(api, spec, told):
             if kind == "stop":
                 self.transport.write(bytes(pending))
+                if data == b"eof":
+                    self.transport.write(_END)
+                    return True
                 await self._fault(data.decode())
             pending += _chunk(data)
             recorded.events_sent += 1
@@ -390,9 +393,6 @@ class _Link(asyncio.Protocol):
             await asyncio.sleep(0.01)
             self.drop()
             raise _Gone
-        if name == "eof":
-            self.transport.write(_END)
-            raise self._end()
         await asyncio.get_running_loop().create_future()  # a stall: until the client leaves
 
     def _end(self) -> _Gone:
@@ -432,7 +432,7 @@ def _plain_body(api: Api, spec: Spec, request: dict[str, Any]) -> bytes | None:
         return b""
     if spec.has("html"):
         return b"<!doctype html><title>Sign in</title>"
-    if spec.has("error-200"):
+    if spec.has("plain-error"):
         return dumps(error_object(api, 500)).encode()
     return dumps(whole_object(api, spec, _echo(request))).encode() if spec.has("plain-json") else None
 

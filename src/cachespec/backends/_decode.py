@@ -118,6 +118,7 @@ class EventDecoder(ABC):
     Attributes:
         error: set when the answer failed after events of the same bytes; the next `feed` or `close` raises it. Whoever
             waits for more bytes looks here first, for a server may say that it failed and keep the connection open.
+        request_id: the answer's own id; whoever knows a better one (a header's) sets it before the first bytes.
         done: the protocol sent its last word; nothing that matters can follow, even if the connection stays open.
     """
 
@@ -299,6 +300,12 @@ def string(value: object) -> str:
 def text_or_none(value: object) -> str | None:
     """A non-empty string as it is; anything else is None."""
     return value if isinstance(value, str) and value else None
+
+
+def billing_facts(said: Object) -> dict[str, str] | None:
+    """What the price depends on besides the usage, as the answer says it. ``auto`` is a wish, not a tier."""
+    facts = {key: said[key] for key in ("service_tier", "speed") if text_or_none(said.get(key)) and said[key] != "auto"}
+    return facts or None
 
 
 def _excerpt(value: object) -> str:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cachespec.backends._decode import EventDecoder, Object, text_or_none
+from cachespec.backends._decode import EventDecoder, Object, billing_facts, text_or_none
 from cachespec.events import (
     Event,
     Finished,
@@ -46,7 +46,7 @@ class ChatDecoder(EventDecoder):
         self._started = False
         self._finished = False
         self._refused = False
-        self._tier: str | None = None
+        self._tier: object = None
         self._reasoning: list[str] = []
         self._reasoning_field = ""
         self._block = 0
@@ -87,9 +87,8 @@ class ChatDecoder(EventDecoder):
             return
         self._started = True
         self.request_id = self.request_id or request_id
-        self._tier = text_or_none(payload.get("service_tier"))
-        billing = {"service_tier": self._tier} if self._tier else None
-        out.append(ResponseStarted(request_id=self.request_id, model=model, billing=billing))
+        self._tier = payload.get("service_tier")
+        out.append(ResponseStarted(request_id=self.request_id, model=model, billing=billing_facts(payload)))
 
     def _delta(self, delta: Object, out: list[Event]) -> None:
         get = delta.get

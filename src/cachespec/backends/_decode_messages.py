@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from cachespec.backends._decode import EventDecoder, Object, string, text_or_none
+from cachespec.backends._decode import EventDecoder, Object, billing_facts, string, text_or_none
 from cachespec.events import (
     Event,
     Finished,
@@ -55,6 +55,7 @@ class MessagesDecoder(EventDecoder):
         self._usage: dict[str, Any] = {}
         self._blocks: dict[int, Object] = {}
         self._texts: dict[int, list[str]] = {}
+        self._model: str | None = None
         self._reason: str | None = None
         self._called = False
 
@@ -67,21 +68,27 @@ class MessagesDecoder(EventDecoder):
     def whole(self, payload: Object, out: list[Event]) -> bool:
         if payload.get("type") != "message":
             return False
-        self._message_start({"message": payload}, out)
+        self.request_id = self.request_id or text_or_none(payload.get("id"))
+        self._model = text_or_none(payload.get("model"))
+        self._started(payload.get("usage") or {}, out)
         for index, block in enumerate(payload["content"]):
             self._block_start({"index": index, "content_block": block}, out)
             self._block_stop({"index": index}, out)
-        self._reason = payload.get("stop_reason")
+        self._message_delta({"delta": payload, "usage": payload.get("usage")}, out)
         self._message_stop(payload, out)
         return True
 
     def _message_start(self, event: Object, out: list[Event]) -> None:
         message = event["message"]
-        self.request_id = text_or_none(message.get("id"))
+        self.request_id = self.request_id or text_or_none(message.get("id"))
+        self._model = text_or_none(message.get("model"))
         usage = message.get("usage") or {}
-        facts = {key: usage[key] for key in ("service_tier", "speed") if text_or_none(usage.get(key))}
-        out.append(ResponseStarted(request_id=self.request_id, model=text_or_none(message.get("model")), billing=facts or None))
-        self._count(usage, out)
+        self._started(usage, out)
+        # What is said of the output before there is any is no count of it.
+        self._count({key: value for key, value in usage.items() if not key.startswith("output_tokens")}, out)
+
+    def _started(self, usage: Object, out: list[Event]) -> None:
+        out.append(ResponseStarted(request_id=self.request_id, model=self._model, billing=billing_facts(usage)))
 
     def _count(self, usage: Object | None, out: list[Event]) -> None:
         if usage:
@@ -148,7 +155,7 @@ class MessagesDecoder(EventDecoder):
         out.append(ReasoningFinished(index=index, part=part))
 
     def _message_delta(self, event: Object, out: list[Event]) -> None:
-        self._reason = (event.get("delta") or {}).get("stop_reason") or self._reason
+        self._reason = text_or_none((event.get("delta") or {}).get("stop_reason")) or self._reason
         self._count(event.get("usage"), out)
 
     def _message_stop(self, event: Object, out: list[Event]) -> None:

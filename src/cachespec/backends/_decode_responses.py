@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from cachespec.backends._decode import EventDecoder, Object, string, text_or_none
+from cachespec.backends._decode import EventDecoder, Object, billing_facts, string, text_or_none
 from cachespec.events import (
     Event,
     Finished,
@@ -32,7 +32,8 @@ class ResponsesDecoder(EventDecoder):
 
     def __init__(self, *, backend: str, model: str, provider: str | None = "openai") -> None:
         super().__init__(backend=backend, model=model, provider=provider)
-        self._facts: tuple[str | None, str | None] | None = None
+        self._noted = False
+        self._facts: tuple[str | None, dict[str, str] | None] = (None, None)
         self._items: dict[str, int] = {}
         self._streamed: set[int] = set()
         self._arguments: dict[int, int] = {}
@@ -57,20 +58,20 @@ class ResponsesDecoder(EventDecoder):
         index = event.get("output_index")
         if isinstance(index, int):
             return index
-        item = event.get("item_id") or event["item"]["id"]
-        return self._items.setdefault(item, len(self._items))
+        item = event.get("item") or {}
+        key = event.get("item_id") or item.get("id") or item.get("call_id") or ""
+        return self._items.setdefault(key, len(self._items))
 
     def _started(self, event: Object, out: list[Event]) -> None:
         self._note(event["response"], out)
 
     def _note(self, response: Object, out: list[Event]) -> None:
-        """Report the response's id and tier: at the start, and again where the end names another tier."""
-        model, tier = text_or_none(response.get("model")), text_or_none(response.get("service_tier"))
-        if self._facts is None or (tier is not None and tier != self._facts[1]):
-            self._facts = model, tier
-            self.request_id = text_or_none(response.get("id")) or self.request_id
-            billing = {"service_tier": tier} if tier else None
-            out.append(ResponseStarted(request_id=self.request_id, model=model, billing=billing))
+        """Report the response's id, model and tier: at the start, and again where the end says more or otherwise."""
+        self.request_id = self.request_id or text_or_none(response.get("id"))
+        facts = text_or_none(response.get("model")) or self._facts[0], billing_facts(response) or self._facts[1]
+        if not self._noted or facts != self._facts:
+            self._noted, self._facts = True, facts
+            out.append(ResponseStarted(request_id=self.request_id, model=facts[0], billing=facts[1]))
 
     def _text(self, event: Object, out: list[Event]) -> None:
         text = string(event["delta"])

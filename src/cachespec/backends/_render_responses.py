@@ -57,7 +57,7 @@ def _system(r: Renderer, body: Body, items: list[Body]) -> None:
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
         body["instructions"] = parts[0]["text"]
     elif parts:
-        items.append({"role": "developer", "content": parts})
+        items.append({"type": "message", "role": "developer", "content": parts})
 
 
 def _message(r: Renderer, message: Message, names: list[str], items: list[Body]) -> None:
@@ -70,7 +70,9 @@ def _message(r: Renderer, message: Message, names: list[str], items: list[Body])
     def flush() -> None:
         if run:
             extra = r.own_extra(message.extra, _MESSAGE_EXTRA)
-            items.append({"role": _role(message), "content": _lone(run) or list(run), **extra})
+            text = _lone(run)
+            item = {"type": "message", "role": _role(message), "content": list(run) if text is None else text}
+            items.append({**item, **extra})
             run.clear()
 
     for at, part in zip(names, message.parts, strict=True):

@@ -126,9 +126,16 @@ class HostedAttempt:
             return
         self._closed = True
         with anyio.move_on_after(CLOSE_S, shield=True):
-            if not self._reading:
-                await self._chunks.aclose()
             await self._response.aclose()
+            if not self._reading:
+                await self._unwind()
+
+    async def _unwind(self) -> None:
+        """End the iterators inside httpx2, which closing leaves suspended (trio objects): on a closed connection they give
+        what is buffered, then fail."""
+        with suppress(httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError):
+            async for _ in self._chunks:
+                pass
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Servers that speak OpenAI's or Anthropic's protocol, as rows of data: no server has a class of its own.
 
 A row says where a server is, which protocols it speaks, and what it takes in each; facts as of 2026-11, from the servers' own
-documentation, and for llama-server and vLLM from running them. What a row does not name is refused with a reason, never
+documentation, and for llama-server from running it. What a row does not name is refused with a reason, never
 dropped: a parameter that turns out to work can be sent with `extra`.
 """
 
@@ -78,8 +78,8 @@ ROWS: Mapping[str, Row] = {
     ),
     "llama-server": _row(
         _chat(None, _SAMPLING, reasoning_field="reasoning_content"),
-        Profile(api="responses", parameters=_RESPONSES | {"top_k", "min_p", "seed"}),
-        _messages(parameters=_MESSAGES | {"min_p", "seed"}),
+        Profile(api="responses", parameters=(_RESPONSES - {"response_format"}) | {"top_k", "min_p", "seed"}),
+        _messages(),
         url="http://127.0.0.1:8080/v1",
         local=True,
     ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -17,8 +18,10 @@ from cachespec.usage import Usage, money_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cachespec.client import Client
     from cachespec.events import Completion
 
+STDIN = "<stdin>"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -28,9 +31,20 @@ def json_option(command: F) -> F:
 
 
 def config_option(command: F) -> F:
-    """``-c FILE``."""
+    """``-c FILE``; ``-`` is stdin."""
     what = "The configuration; without it, whatever keys the environment has and a local model."
-    return click.option("-c", "--config", "config", type=click.Path(), metavar="FILE", help=what)(command)
+    return click.option("-c", "--config", "config", type=click.Path(allow_dash=True), metavar="FILE", help=what)(command)
+
+
+@asynccontextmanager
+async def connection(config: str | None) -> AsyncIterator[Client]:
+    """A started client for ``-c FILE``, ``-c -`` or no file at all."""
+    from cachespec.client import Client, connect
+    from cachespec.config import parse_config
+
+    opened = Client.from_config(parse_config(read_text("-"), STDIN)) if config == "-" else connect(config)
+    async with opened as client:
+        yield client
 
 
 def write_json(value: Any) -> None:
@@ -48,7 +62,7 @@ def read_text(path: str) -> str:
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{_named(path)}: cannot be read: {error.strerror or error}") from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -73,7 +87,7 @@ def read_object(path: str) -> Mapping[str, Any]:
 
 
 def _named(path: str) -> str:
-    return "<stdin>" if path == "-" else path
+    return STDIN if path == "-" else path
 
 
 def _no_constant(name: str) -> NoReturn:

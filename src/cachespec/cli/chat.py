@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from cachespec.cli._io import config_option, json_option, usage_line, write_json
+from cachespec.cli._io import config_option, connection, json_option, usage_line, write_json
+from cachespec.errors import BackendError, CachespecError, InputError
 
 if TYPE_CHECKING:
     from cachespec.events import Completion
@@ -38,13 +42,13 @@ def command(
     """
     import anyio
 
-    async def run() -> bool:
-        from cachespec.client import connect
-        from cachespec.errors import BackendError, CachespecError, InputError
+    if config == "-":
+        raise click.UsageError("stdin holds the conversation: the configuration must be a file")
 
+    async def run() -> bool:
         turns: list[Completion] = []
         failed = False
-        async with connect(config) as client:
+        async with connection(config) as client:
 
             def begin() -> Session:
                 return client.session(model=model, system=system, tenant=tenant)
@@ -52,7 +56,7 @@ def command(
             session = begin()
             if _at_terminal():
                 click.echo(HELP, err=True)
-            while (line := await _next_line()) is not None:
+            while (line := _next_line()) is not None:
                 if line == "/quit":
                     break
                 if line == "/new":
@@ -98,20 +102,31 @@ def _at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-async def _next_line() -> str | None:
-    """The next line without its end; None at the end of input. Ctrl-C works while it waits."""
-    import anyio.to_thread
+def _next_line() -> str | None:
+    """The next line without its end; None at the end of input.
 
-    return await anyio.to_thread.run_sync(_read_line, abandon_on_cancel=True)
+    It blocks the event loop on purpose: between turns nothing runs in it, and a thread that waits for input could not be
+    ended. The event loop's own handler of Ctrl-C would only take effect after the line, so Python's is put in its place.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler) if main else None
+    try:
+        return _read_line()
+    except UnicodeDecodeError:
+        raise InputError("the input is not UTF-8 text") from None
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
 
 
 def _read_line() -> str | None:
     if _at_terminal():
-        import readline  # noqa: F401 - gives `input` its line editing
-
+        with suppress(ImportError):
+            import readline  # noqa: F401 - gives `input` its line editing
         try:
             return input("> ").strip()
         except EOFError:
+            click.echo()
             return None
     line = sys.stdin.readline()
     return line.strip() if line else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cachespec.cli._io import config_option, json_option, read_object, usage_line, write_json
+from cachespec.cli._io import config_option, connection, json_option, read_object, usage_line, write_json
 
 
 @click.command()
@@ -21,12 +21,12 @@ def command(request: str, config: str | None, as_json: bool) -> None:
 
     from cachespec.bodies import request_from_body
 
+    if request == config == "-":
+        raise click.UsageError("stdin can hold the request or the configuration, not both")
     parsed = request_from_body(read_object(request))
 
     async def run() -> None:
-        from cachespec.client import connect
-
-        async with connect(config) as client, client.stream_request(parsed) as stream:
+        async with connection(config) as client, client.stream_request(parsed) as stream:
             if not as_json:
                 async for text in stream.text_stream:
                     click.echo(text, nl=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cachespec.cli._io import console, json_option, write_json
+from cachespec.cli._io import STDIN, console, json_option, read_text, write_json
 
 
 @click.group(name="config")
@@ -13,7 +13,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("file", type=click.Path())
+@click.argument("file", type=click.Path(allow_dash=True))
 @json_option
 def check(file: str, as_json: bool) -> None:
     """Everything that is wrong with FILE, with file, line and key; then what this environment lacks for it.
@@ -21,9 +21,9 @@ def check(file: str, as_json: bool) -> None:
     Exits with 2 when `connect` would refuse the file. Warnings alone (an environment variable that is not set) are no
     fault of the file.
     """
-    from cachespec.config import check_config
+    from cachespec.config import check_config, check_text
 
-    findings = check_config(file)
+    findings = check_text(read_text("-"), STDIN) if file == "-" else check_config(file)
     wrong = any(finding.level == "error" for finding in findings)
     if as_json:
         write_json({"path": file, "ok": not wrong, "findings": [finding.to_dict() for finding in findings]})

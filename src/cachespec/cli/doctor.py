@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cachespec.backends.base import BackendInfo
-from cachespec.cli._io import config_option, console, json_option, write_json
-from cachespec.config import HOSTED, LOCAL, Config, auto_config, installed, load_config, references
+from cachespec.cli._io import STDIN, config_option, console, json_option, read_text, write_json
+from cachespec.config import HOSTED, LOCAL, Config, auto_config, installed, load_config, parse_config, references
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def command(config: str | None, as_json: bool) -> None:
         "keys": {name: bool(os.environ.get(name)) for name in KEYS},
     }
     try:
-        loaded = auto_config() if config is None else load_config(config)
+        loaded = _load(config)
     except CachespecError as error:
         if config is not None:
             raise
@@ -74,6 +74,12 @@ def command(config: str | None, as_json: bool) -> None:
         write_json(report)
     else:
         tell(report, console())
+
+
+def _load(config: str | None) -> Config:
+    if config == "-":
+        return parse_config(read_text("-"), STDIN)
+    return auto_config() if config is None else load_config(config)
 
 
 def extra(name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cachespec.cli._io import config_option, json_option, read_object, write_json
+from cachespec.cli._io import config_option, connection, json_option, read_object, write_json
 
 
 @click.command()
@@ -21,12 +21,13 @@ def command(request: str, config: str | None, wire: bool, as_json: bool) -> None
 
     from cachespec.bodies import request_from_body
 
+    if request == config == "-":
+        raise click.UsageError("stdin can hold the request or the configuration, not both")
     parsed = request_from_body(read_object(request))
 
     async def run() -> None:
-        from cachespec.client import connect
-
-        async with connect(config) as client:
+        async with connection(config) as client:
+            await client.refresh(parsed)
             verdict = client.plan_request(parsed)
             sent = client.wire(verdict) if wire else None
         if as_json:

@@ -92,18 +92,21 @@ def entry_dict(entry: Entry) -> dict[str, Any]:
 
 
 def _print(totals: Totals, entries: tuple[Entry, ...]) -> None:
+    from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("at (UTC)", "backend", "model", "tenant", "input", "read", "written", "output", "USD", "outcome")
-    for column in table.columns[4:9]:
-        column.justify = "right"
+    table = Table(
+        "at (UTC)", "backend", "tenant", "in", "read", "written", "out", "USD", "outcome", box=SIMPLE, padding=(0, 1, 0, 0)
+    )
+    for column in table.columns[3:8]:
+        column.justify, column.no_wrap = "right", True
     for e in entries:
         usage = e.usage
         counts = (None,) * 4 if usage is None else (usage.input_tokens, usage.cache_read, usage.written, usage.output)
         amount = "unknown" if e.amount is None else f"{'~' if e.estimated else ''}{money_text(e.amount)}"
-        shown = ["?" if n is None else f"{n:,}" for n in counts]
-        row = [f"{e.at:%Y-%m-%d %H:%M:%S}", e.backend, e.model, e.tenant or "", *shown, amount, e.outcome]
+        shown = ["?" if n is None else str(n) for n in counts]
+        row = [f"{e.at:%y-%m-%d %H:%M}", e.backend, e.tenant or "", *shown, amount, e.outcome]
         table.add_row(*map(Text, row))  # names are data, not markup
     out = console()
     if entries:

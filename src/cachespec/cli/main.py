@@ -25,7 +25,7 @@ COMMANDS = {
     "demo": ("cachespec.cli.demo", "A real small model answers twice over one long prefix: no key, no configuration."),
     "doctor": ("cachespec.cli.doctor", "What is installed, what hardware is seen, which backends can start."),
     "explain": ("cachespec.cli.explain", "Which backend a request would go to and why; sends nothing."),
-    "ledger": ("cachespec.cli.ledger", "What was spent, by whom, on what."),
+    "ledger": ("cachespec.cli.ledger", "What was spent, by whom, on what: totals and the last requests."),
     "plugins": ("cachespec.cli.plugins", "Every installed plug-in, and whether it can be loaded."),
 }
 
@@ -44,7 +44,7 @@ class Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
-            from cachespec.options import suggestion
+            from cachespec.annotations import suggestion
 
             raise click.UsageError(f"no command is called {name!r}; {suggestion(name, COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
@@ -77,6 +77,8 @@ class Commands(click.Group):
             _end(130, "interrupted")
         except CachespecError as error:
             _end(2 if isinstance(error, BAD_INPUT) else 1, f"error: {error}")
+        except OSError as error:
+            _end(1, f"error: {error}")  # stdout on a full disk, for one
         except BaseExceptionGroup as group:
             _end(*_verdict(group))
         _end(code if isinstance(code, int) else 0)

@@ -59,8 +59,9 @@ class ChatTemplate:
     def __init__(self, info: ModelInfo) -> None:
         self._info = info
         self._template = None if info.chat_template is None else _compile(info.chat_template)
-        texts = sorted((text for text in info.controls if text), key=len, reverse=True)
-        self._controls = re.compile("|".join(map(re.escape, texts))) if texts else None
+        # The placeholder itself is guarded too: nobody may write one.
+        texts = sorted((_OPEN, *(text for text in info.controls if text)), key=len, reverse=True)
+        self._controls = re.compile("|".join(map(re.escape, texts)))
         self.tools: ToolFormat | None = None
         if info.chat_template is not None and self._shows_tools():
             self.tools = tool_format(info.chat_template)
@@ -77,7 +78,7 @@ class ChatTemplate:
                 raise InputError("without a chat template this model takes one user message and no tools", field="messages")
             text = turns[0]["content"]
         else:
-            text = self._render(turns, [_tool_json(tool) for tool in tools] or None)
+            text = self._render(turns, [self._guard_all(_tool_json(tool), spelled) for tool in tools] or None)
         tokens = self._tokens(runtime, text, spelled)
         return Prompt(tuple(tokens), tuple(warnings))
 
@@ -126,14 +127,22 @@ class ChatTemplate:
 
     def _guard(self, text: str, spelled: list[str]) -> str:
         """Put a placeholder for each control token that a text spells out."""
-        if self._controls is None:
-            return text
 
         def replace(match: re.Match[str]) -> str:
             spelled.append(match[0])
             return f"{_OPEN}{len(spelled) - 1}{_CLOSE}"
 
         return self._controls.sub(replace, text)
+
+    def _guard_all(self, value: Any, spelled: list[str]) -> Any:
+        """The same for every text in a JSON value."""
+        if isinstance(value, str):
+            return self._guard(value, spelled)
+        if isinstance(value, Mapping):
+            return {self._guard(str(name), spelled): self._guard_all(item, spelled) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._guard_all(item, spelled) for item in value]
+        return value
 
     def _turns(
         self, system: Sequence[TextPart], messages: Sequence[Message], warnings: list[str], spelled: list[str]
@@ -178,7 +187,8 @@ class ChatTemplate:
         except ValueError:
             value = None
         text = self._guard(part.arguments, spelled)
-        return {"name": part.name, "arguments": RawObject(value, text) if isinstance(value, dict) else text}
+        arguments = RawObject(self._guard_all(value, spelled), text) if isinstance(value, dict) else text
+        return {"name": self._guard(part.name, spelled), "arguments": arguments}
 
 
 def _text(part: Part) -> str:

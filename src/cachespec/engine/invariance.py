@@ -12,7 +12,7 @@ from hashlib import blake2b
 from cachespec.engine.runtimes.base import Runtime, Span
 from cachespec.engine.sampling import key
 
-_SIZES = (2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 96, 127, 128, 192, 255, 256, 384, 511, 512)
+_SIZES = (2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 192, 255, 256, 384, 511, 512)
 _BASE = 11  # a start that no tile size divides
 
 

@@ -77,7 +77,9 @@ def _from_hub(reference: str) -> Path:
         raise NotFoundError(f"the hub has no hf:{reference}, or does not show it to you", model=repo) from error
     except errors.HFValidationError as error:
         raise ConfigError(f"hf:{reference}: {error}", key="model") from error
-    except OSError as error:  # offline, unreachable, disk full: all of the hub's errors are OSErrors
+    except ConfigError:
+        raise
+    except Exception as error:  # offline, unreachable, disk full: its HTTP library's errors come through
         raise ConfigError(
             f"hf:{reference} is not in the local cache and cannot be downloaded: {_first_line(error)}",
             key="model",

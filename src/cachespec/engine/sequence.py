@@ -68,7 +68,7 @@ class Sequence:
         self._wake, self._cancel = wake, cancel
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
-        self._waiter: Callable[[], None] | None = None
+        self._waiter: Callable[[], object] | None = None
 
     @property
     def usage(self) -> Usage:
@@ -98,7 +98,7 @@ class Sequence:
             self._wake()
         return events
 
-    def when_ready(self, callback: Callable[[], None]) -> bool:
+    def when_ready(self, callback: Callable[[], object]) -> bool:
         """Call back once, from the engine's thread, when `take` has something or the end came; False: it has already."""
         with self._lock:
             if self._events or self.done:

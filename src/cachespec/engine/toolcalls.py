@@ -150,18 +150,17 @@ class _Trailing:
         if start >= 0:
             self._parts.append(self._buffer[start + len(self._marker) :])
             shown, self._buffer, self._began = self._buffer[:start], "", "marker"
-            return [TextDelta(shown)] if shown.strip(_SPACE) else []
-        if self._bare and not self._plain:
-            head = self._buffer.lstrip(_SPACE)
-            if not head:
-                return []
-            if head[0] == "{":
-                self._parts.append(self._buffer)
-                self._buffer, self._began = "", "brace"
-                return []
+            return [TextDelta(shown)] if self._plain or shown.strip(_SPACE) else []
+        if self._bare and not self._plain and self._buffer.lstrip(_SPACE).startswith("{"):
+            self._parts.append(self._buffer)
+            self._buffer, self._began = "", "brace"
+            return []
         cut = len(self._buffer) - overlap(self._buffer, self._marker)
-        shown, self._buffer = self._buffer[:cut], self._buffer[cut:]
+        shown = self._buffer[:cut]
         self._plain = self._plain or bool(shown.strip(_SPACE))
+        if not self._plain:
+            return []  # white space at the beginning: belongs to a call, if one follows
+        self._buffer = self._buffer[cut:]
         return [TextDelta(shown)] if shown else []
 
     def finish(self) -> list[Piece]:

@@ -106,6 +106,9 @@ class Ledger(Protocol):
     def snapshot(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
         """The last known state of these limits, without I/O (contract D3): what `plan` shows."""
 
+    async def refresh(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
+        """Read these limits, other processes' spending included; what `snapshot` returns from then on."""
+
     async def entries(self, *, limit: int | None = None, tenant: str | None = None) -> tuple[Entry, ...]:
         """Settled requests, newest first."""
 

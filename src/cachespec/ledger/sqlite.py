@@ -15,13 +15,12 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,41 +31,15 @@ import anyio.to_thread
 from cachespec.decision import BudgetState
 from cachespec.errors import BudgetExceededError, LedgerError
 from cachespec.ledger._amounts import accounts_of, from_micros, from_units, limit_units, to_micros, to_units
+from cachespec.ledger._sqlite_file import connect, transaction
 from cachespec.ledger.base import Entry, Hold, Limit, Settlement, Totals
 from cachespec.usage import Usage
 
-APPLICATION_ID = 0x63_73_70_63  # "cspc"
-SCHEMA_VERSION = 1
 _HOUR, _DAY = 3_600_000_000, 86_400_000_000  # microseconds
+_CHECKPOINT = 64  # settlements between two syncs of the log, which cost milliseconds: nobody waits for a first token then
 _WINDOWS = 16  # windows of one account whose last known state is kept
 _KEEP_UNSETTLED = 30 * _DAY  # a reservation whose process died may be settled this long after its lease
 
-_SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE reservations (
-    id TEXT PRIMARY KEY, accounts TEXT NOT NULL, expires INTEGER NOT NULL,
-    backend TEXT NOT NULL, model TEXT NOT NULL, tenant TEXT, session_id TEXT, tags TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE holds (
-    account TEXT NOT NULL, reservation TEXT NOT NULL, units INTEGER NOT NULL, expires INTEGER NOT NULL,
-    PRIMARY KEY (account, reservation)
-) WITHOUT ROWID;
-CREATE TABLE entries (
-    id INTEGER PRIMARY KEY, reservation TEXT NOT NULL UNIQUE, at INTEGER NOT NULL,
-    backend TEXT NOT NULL, model TEXT NOT NULL, tenant TEXT, session_id TEXT, tags TEXT NOT NULL,
-    units INTEGER, estimated INTEGER NOT NULL, outcome TEXT NOT NULL, request_id TEXT, price_source TEXT,
-    usage TEXT, uncached INTEGER NOT NULL, cache_read INTEGER NOT NULL, cache_write INTEGER NOT NULL, output INTEGER NOT NULL
-);
-CREATE INDEX entries_by_tenant ON entries (tenant, id);
-CREATE TABLE spends (
-    account TEXT NOT NULL, at INTEGER NOT NULL, entry INTEGER NOT NULL, units INTEGER NOT NULL,
-    PRIMARY KEY (account, at, entry)
-) WITHOUT ROWID;
-CREATE TABLE counters (
-    account TEXT NOT NULL, since INTEGER NOT NULL, units TEXT NOT NULL, used INTEGER NOT NULL,
-    PRIMARY KEY (account, since)
-) WITHOUT ROWID;
-"""
 # Sums in two halves: SQLite's own sum fails beyond 63 bits.
 _SUM = "COALESCE(SUM(units >> 32), 0), COALESCE(SUM(units & 4294967295), 0)"
 
@@ -98,7 +71,7 @@ class SqliteLedger:
         self._closed = False
         self._limiter: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("ledger")
         self._known: dict[str, dict[int, tuple[int, int]]] = {}  # account, since: spent and reserved, last seen
-        self._writes = 0
+        self._writes = self._settled = 0
 
     # -- the ledger contract ---------------------------------------------------------------------------------------
 
@@ -145,7 +118,7 @@ class SqliteLedger:
         """Read the state of these limits, other processes' spending included; `snapshot` returns it from then on."""
 
         def work(db: sqlite3.Connection) -> None:
-            with self._transaction(db):
+            with transaction(db):
                 for limit in limits:
                     self._look(db, limit.account, to_micros(limit.since))
 
@@ -183,7 +156,7 @@ class SqliteLedger:
         """32 random bytes kept in the file under `name`, made at the first call: the salt of tenants' keys."""
 
         def work(db: sqlite3.Connection) -> bytes:
-            with self._transaction(db):
+            with transaction(db):
                 fresh = secrets.token_bytes(32)
                 db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (f"secret:{name}", fresh))
                 row = db.execute("SELECT value FROM meta WHERE name = ?", (f"secret:{name}",)).fetchone()
@@ -210,7 +183,7 @@ class SqliteLedger:
         self, db: sqlite3.Connection, reservation: str, hold: Hold, units: int, limits: Iterable[tuple[Limit, int]]
     ) -> None:
         accounts = accounts_of(hold)
-        with self._transaction(db):
+        with transaction(db):
             now = self._now()
             for limit, most in limits:
                 spent, reserved = self._look(db, limit.account, to_micros(limit.since))
@@ -232,7 +205,7 @@ class SqliteLedger:
         self._looked(accounts, 0, units)
 
     def _settle(self, db: sqlite3.Connection, reservation: str, settlement: Settlement, units: int | None) -> None:
-        with self._transaction(db):
+        with transaction(db):
             row = db.execute(
                 "SELECT accounts, backend, model, tenant, session_id, tags FROM reservations WHERE id = ?", (reservation,)
             ).fetchone()
@@ -263,9 +236,13 @@ class SqliteLedger:
                         (str(int(known) + (units or 0)), account, since),
                     )
         self._looked(accounts, units or 0, -held)
+        self._settled += 1
+        if self._settled % _CHECKPOINT == 0:
+            with suppress(sqlite3.Error):  # the settlement is committed, and the log is tried again later
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _release(self, db: sqlite3.Connection, reservation: str) -> None:
-        with self._transaction(db):
+        with transaction(db):
             row = db.execute("SELECT accounts FROM reservations WHERE id = ?", (reservation,)).fetchone()
             held = 0 if row is None else self._drop(db, reservation)
         if row is not None:
@@ -346,65 +323,12 @@ class SqliteLedger:
             result = await anyio.to_thread.run_sync(call, limiter=limiter)
         return result  # noqa: RET504 - mypy: a cancel scope may swallow
 
-    @contextmanager
-    def _transaction(self, db: sqlite3.Connection) -> Iterator[None]:
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
-
     def _open(self) -> sqlite3.Connection:
         if self._closed:
             raise LedgerError(f"ledger {self.path}: closed")
         if self._connection is None:
-            if not self.path.exists():
-                # Its own mode, because the file holds a secret; SQLite gives the log files the same.
-                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-            db = sqlite3.connect(self.path, timeout=self._busy_s, isolation_level=None, check_same_thread=False)
-            try:
-                self._prepare(db)
-            except BaseException:
-                db.close()
-                raise
-            self._connection = db
+            self._connection = connect(self.path, busy_s=self._busy_s, durable=self._durable)
         return self._connection
-
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        """Refuse a file that is not ours before anything is written to it; make the tables in an empty one."""
-        if self._foreign_or_empty(db):
-            deadline = time.monotonic() + self._busy_s
-            while True:  # SQLite does not wait by itself where two processes change the mode at once
-                try:
-                    db.execute("PRAGMA journal_mode = WAL")
-                    break
-                except sqlite3.OperationalError as error:
-                    if "locked" not in str(error) or time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.005)
-            with self._transaction(db):
-                if self._foreign_or_empty(db):
-                    for statement in _SCHEMA.split(";"):
-                        db.execute(statement)
-                    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        db.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
-
-    def _foreign_or_empty(self, db: sqlite3.Connection) -> bool:
-        """True for an empty database; LedgerError for one that is not a ledger, or a newer one."""
-        (application,) = db.execute("PRAGMA application_id").fetchone()
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        (tables,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        if not tables and application == 0:
-            return True
-        if application != APPLICATION_ID:
-            raise LedgerError(f"ledger {self.path}: not a cachespec ledger (an SQLite file of another program)")
-        if version != SCHEMA_VERSION:
-            raise LedgerError(f"ledger {self.path}: schema version {version}, this cachespec reads {SCHEMA_VERSION}")
-        return False
 
 
 def _usage_text(usage: Usage | None) -> str | None:

@@ -66,7 +66,8 @@ def next_attempt(
     if not usable:
         return None
     state.attempt_number = max(sum(f.backend == name for f in sent) for name in usable)
-    wait = tenacity.wait_exponential_jitter(multiplier=rule.first_delay_s, max=rule.max_delay_s, jitter=rule.first_delay_s)
+    # Half a step of jitter keeps clients apart and every pause longer than the one before.
+    wait = tenacity.wait_exponential_jitter(multiplier=rule.first_delay_s, max=rule.max_delay_s, jitter=rule.first_delay_s / 2)
     pause = float(wait(state))
     ready = {name: _ready_at(name, failures, pause) for name in usable}
     best = min(usable, key=lambda name: ready[name])

@@ -4,8 +4,8 @@ A runtime computes and decides nothing: it evaluates the tokens it is told to, d
 and forgets what it is told to forget. The engine's loop is the same for every runtime.
 
 Threads. `tokenize`, `piece`, `is_end` and `interrupt` may be called from any thread at any time. Everything else belongs
-to one thread, the engine's, because no library's context takes two at once. After `close` every method raises
-`RuntimeError`, whoever calls it.
+to one thread at a time, because no library's context takes two: the one that loads it, then the engine's. After `close`
+every method raises `RuntimeError`, whoever calls it.
 
 Positions. A sequence is a small integer below `sequences`; its tokens stand at positions 0, 1, 2... without gaps.
 """

@@ -98,9 +98,7 @@ class LlamaCppRuntime:
             self.close()
             raise
 
-    def _load(
-        self, lib: _Library, path: Path, gpu_layers: int | None, progress: Callable[[float], bool] | None
-    ) -> None:
+    def _load(self, lib: _Library, path: Path, gpu_layers: int | None, progress: Callable[[float], bool] | None) -> None:
         c = self._c
         params = c.llama_model_default_params()
         if gpu_layers is not None:
@@ -184,26 +182,22 @@ class LlamaCppRuntime:
         c, found = self._c, {}
         buffer = ctypes.create_string_buffer(4096)
         for i in range(c.llama_model_meta_count(self._model)):
-            if c.llama_model_meta_key_by_index(self._model, i, buffer, len(buffer)) < 0:
-                continue
+            c.llama_model_meta_key_by_index(self._model, i, buffer, len(buffer))
             name = buffer.value.decode("utf-8", "replace")
-            if c.llama_model_meta_val_str_by_index(self._model, i, buffer, len(buffer)) >= 0:
-                found[name] = buffer.value.decode("utf-8", "replace")
+            c.llama_model_meta_val_str_by_index(self._model, i, buffer, len(buffer))  # long values are cut
+            found[name] = buffer.value.decode("utf-8", "replace")
         return found
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         data = text.encode("utf-8", "replace")  # a lone surrogate cannot be in UTF-8
-        size = len(data) + 8
+        size = len(data) + 8  # a token is at least one byte; a vocabulary may put a space before the text
+        buffer = (self._c.llama_token * size)()
         with self._lock:
             self._alive()
-            while True:
-                buffer = (self._c.llama_token * size)()
-                count = self._c.llama_tokenize(self._vocab, data, len(data), buffer, size, False, special)
-                if count >= 0:
-                    return buffer[:count]  # type: ignore[no-any-return]
-                if -count <= size:
-                    raise RuntimeError(f"llama_tokenize failed with {count}")
-                size = -count
+            count = self._c.llama_tokenize(self._vocab, data, len(data), buffer, size, False, special)
+        if count < 0:
+            raise RuntimeError(f"llama_tokenize failed with {count}")
+        return buffer[:count]  # type: ignore[no-any-return]
 
     def piece(self, token: int) -> bytes:
         size = 32

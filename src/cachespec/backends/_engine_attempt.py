@@ -1,0 +1,80 @@
+"""The bridge between the engine's thread and an event loop: one request, read as `backends.base.Attempt`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import anyio
+import anyio.lowlevel
+
+from cachespec.engine.sequence import Sequence as Running
+from cachespec.errors import RequestTimeoutError
+from cachespec.events import Event, ResponseStarted
+from cachespec.usage import Usage
+
+
+class EngineAttempt:
+    """One request in the engine. The contract is `backends.base.Attempt`.
+
+    `usage` and `busy_s` (engine seconds spent on it) may be read at any time, after an early `aclose` as well.
+    """
+
+    def __init__(self, running: Running, *, backend: str, model: str, deadline: float | None) -> None:
+        self._running, self._backend, self._model, self._deadline = running, backend, model, deadline
+        self._first: list[Event] = [ResponseStarted(request_id=f"{backend}-{uuid4().hex}", model=model)]
+
+    @property
+    def usage(self) -> Usage:
+        return self._running.usage
+
+    @property
+    def busy_s(self) -> float:
+        return self._running.busy_s
+
+    async def read(self) -> Sequence[Event]:
+        running = self._running
+        while True:
+            # A turn of the event loop first: it lets a cancellation in, and more tokens gather meanwhile.
+            await anyio.lowlevel.checkpoint()
+            ended = running.done
+            if events := running.take():
+                first, self._first = self._first, []
+                return [*first, *events]
+            if ended:
+                if running.error is not None:
+                    raise running.error
+                return ()
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Until the engine's thread has something for us."""
+        ready = anyio.Event()
+        schedule = _scheduler()
+        if not self._running.when_ready(lambda: schedule(ready.set)):
+            return
+        if self._deadline is None:
+            await ready.wait()
+            return
+        with anyio.move_on_at(self._deadline) as scope:
+            await ready.wait()
+        if scope.cancelled_caught:
+            self._running.cancel()
+            raise RequestTimeoutError("not finished within the time allowed", backend=self._backend, model=self._model)
+
+    async def aclose(self) -> None:
+        """Stop within one step of the engine, without waiting for it."""
+        self._running.cancel()
+
+
+def _scheduler() -> Callable[[Callable[[], None]], object]:
+    """How another thread runs a function on this event loop without waiting for it.
+
+    `anyio.from_thread` would make the engine wait for a busy event loop, token by token; asyncio's loop and trio's token
+    both have a call that does not.
+    """
+    native: Any = anyio.lowlevel.current_token().native_token
+    found: Callable[[Callable[[], None]], object]
+    found = native.call_soon_threadsafe if hasattr(native, "call_soon_threadsafe") else native.run_sync_soon
+    return found

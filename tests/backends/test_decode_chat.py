@@ -1,0 +1,276 @@
+"""Chat Completions: what vendors and compatible servers really send, and every way a stream of theirs fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.backends.decoding import decode, fails, run, say, text, thoughts
+
+from cachespec.errors import (
+    BackendError,
+    ContentFilteredError,
+    ContextLengthError,
+    OverloadedError,
+    PermissionDeniedError,
+    RateLimitError,
+    RequestRejectedError,
+    ServerError,
+)
+from cachespec.events import Event, Finished, ReasoningFinished, ResponseStarted, TextDelta, ToolCallDelta, UsageReported
+
+
+def chunk(delta: dict[str, Any] | None = None, reason: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"id": "c1", "model": "m1", "choices": [{"index": 0, "delta": delta or {}, "finish_reason": reason}], **more}
+
+
+def calls(events: list[Event]) -> list[tuple[int, str, str, str]]:
+    return [(e.index, e.id, e.name, e.arguments) for e in events if isinstance(e, ToolCallDelta)]
+
+
+def finish(events: list[Event]) -> str:
+    (one,) = [e for e in events if isinstance(e, Finished)]
+    return one.reason
+
+
+def call(index: int | None, call_id: str | None, name: str | None, arguments: Any) -> dict[str, Any]:
+    entry: dict[str, Any] = {"function": {"name": name, "arguments": arguments}}
+    return entry | ({} if index is None else {"index": index}) | ({} if call_id is None else {"id": call_id})
+
+
+def tool_events(*deltas: list[dict[str, Any]]) -> list[tuple[int, str, str, str]]:
+    return calls(decode("chat", *(chunk({"tool_calls": d}) for d in deltas), chunk(reason="tool_calls"), "[DONE]"))
+
+
+def test_several_calls_in_one_delta_keep_their_order() -> None:
+    one, two = call(0, "a", "f", '{"x":'), call(1, "b", "g", "{}")
+    assert tool_events([one, two], [call(0, None, None, "1}")]) == [
+        (0, "a", "f", '{"x":'),
+        (1, "b", "g", "{}"),
+        (0, "", "", "1}"),
+    ]
+
+
+def test_a_new_id_on_an_index_in_use_is_passed_on_as_it_is() -> None:
+    assert tool_events([call(0, "a", "f", "{}")], [call(0, "b", "g", "{}")]) == [(0, "a", "f", "{}"), (0, "b", "g", "{}")]
+
+
+def test_without_an_index_a_new_id_is_a_new_call() -> None:
+    deltas = [call(None, "a", "f", "{"), call(None, "a", None, "}"), call(None, "b", "g", "{"), call(None, None, None, "}")]
+    expected = [(0, "a", "f", "{"), (0, "a", "", "}"), (1, "b", "g", "{"), (1, "", "", "}")]
+    assert tool_events(deltas) == expected
+    assert tool_events(*([d] for d in deltas)) == expected
+
+
+def test_without_index_and_id_a_name_is_a_new_call() -> None:
+    assert tool_events([call(None, None, "f", "{}"), call(None, "", "g", "{}")]) == [(0, "", "f", "{}"), (1, "", "g", "{}")]
+
+
+def test_argument_text_is_byte_exact_and_objects_become_compact_json() -> None:
+    odd = '{"b" : 1,\t"a":"\\u00fc ü" }'
+    assert tool_events([call(0, "a", "f", odd)]) == [(0, "a", "f", odd)]
+    assert tool_events([call(0, "a", "f", {"b": "ü", "a": 1})]) == [(0, "a", "f", '{"b":"ü","a":1}')]
+    assert tool_events([call(0, "a", "f", None)]) == [(0, "a", "f", "")]
+
+
+def test_the_old_function_call() -> None:
+    events = decode(
+        "chat",
+        chunk({"function_call": {"name": "f", "arguments": ""}}),
+        chunk({"function_call": {"arguments": "{}"}}),
+        chunk(reason="function_call"),
+    )
+    assert calls(events) == [(0, "", "f", ""), (0, "", "", "{}")]
+    assert finish(events) == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("stop", "stop"),
+        ("length", "length"),
+        ("content_filter", "content_filter"),
+        ("model_length", "length"),
+        ("abort", "abort"),
+    ],
+)
+def test_finish_reasons(reason: str, expected: str) -> None:
+    assert finish(decode("chat", chunk({"content": "x"}), chunk(reason=reason))) == expected
+
+
+def test_a_forced_call_that_stops_finished_for_its_tool_call() -> None:
+    assert finish(decode("chat", chunk({"tool_calls": [call(0, "a", "f", "{}")]}), chunk(reason="stop"))) == "tool_calls"
+
+
+def test_a_refusal_is_text_and_finishes_content_filter() -> None:
+    events = decode("chat", chunk({"refusal": "I "}), chunk({"refusal": "won't."}), chunk(reason="stop"))
+    assert text(events) == "I won't."
+    assert finish(events) == "content_filter"
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_of_compatible_servers(field: str) -> None:
+    events = decode(
+        "chat",
+        chunk({field: "a"}),
+        chunk({field: "b", "content": "c"}),
+        chunk({field: None, "content": "d"}),
+        chunk(reason="stop"),
+    )
+    assert (thoughts(events), text(events)) == ("ab", "cd")
+    (block,) = [e for e in events if isinstance(e, ReasoningFinished)]
+    assert block.part.raw == {field: "ab"}
+    assert events.index(block) < events.index(TextDelta("c"))
+
+
+def test_reasoning_that_ends_the_answer_or_comes_again_is_finished_too() -> None:
+    events = decode(
+        "chat", chunk({"reasoning": "a"}), chunk({"content": "b"}), chunk({"reasoning": "c"}), chunk(reason="length")
+    )
+    assert [(e.index, e.part.text) for e in events if isinstance(e, ReasoningFinished)] == [(0, "a"), (1, "c")]
+
+
+def test_both_reasoning_fields_at_once_count_once() -> None:
+    assert thoughts(decode("chat", chunk({"reasoning": "a", "reasoning_content": "a"}), chunk(reason="stop"))) == "a"
+
+
+def test_content_as_a_list_of_parts() -> None:
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "reference", "ids": [1]},
+        {"type": "text", "text": "ok"},
+    ]
+    events = decode("chat", chunk({"content": parts}), chunk(reason="stop"))
+    assert (thoughts(events), text(events)) == ("hm", "ok")
+
+
+USAGE = {"prompt_tokens": 10, "completion_tokens": 3}
+
+
+@pytest.mark.parametrize("choices", [None, []])
+def test_the_usage_chunk_after_the_finish(choices: Any) -> None:
+    events = decode(
+        "chat", chunk({"content": "x"}), chunk(reason="stop"), {"id": "c1", "choices": choices, "usage": USAGE}, "[DONE]"
+    )
+    assert isinstance(events[-1], UsageReported)
+    assert (events[-1].usage.uncached, events[-1].usage.output) == (10, 3)
+    assert isinstance(events[-2], Finished)
+
+
+def test_usage_on_every_chunk_and_beside_the_finish_reason() -> None:
+    def counted(n: int) -> dict[str, Any]:
+        return {"usage": {"prompt_tokens": 10, "completion_tokens": n}}
+
+    events = decode(
+        "chat", chunk({"content": "x"}, **counted(1)), chunk({"content": "y"}, **counted(2)), chunk({}, "stop", **counted(3))
+    )
+    assert [e.usage.output for e in events if isinstance(e, UsageReported)] == [1, 2, 3]
+    assert len([e for e in events if isinstance(e, Finished)]) == 1
+
+
+def test_usage_where_moonshot_and_groq_put_it() -> None:
+    moonshot = chunk(reason="stop")
+    moonshot["choices"][0]["usage"] = USAGE
+    for last in (moonshot, chunk(reason="stop", x_groq={"id": "r", "usage": USAGE})):
+        events = decode("chat", chunk({"content": "x"}), last)
+        assert [e.usage.output for e in events if isinstance(e, UsageReported)] == [3]
+
+
+def test_deepseek_cache_hits() -> None:
+    raw = USAGE | {"prompt_cache_hit_tokens": 8, "prompt_cache_miss_tokens": 2}
+    (reported,) = [e for e in decode("chat", chunk({}, "stop", usage=raw)) if isinstance(e, UsageReported)]
+    assert (reported.usage.uncached, reported.usage.cache_read, reported.usage.cache_write) == (2, 8, None)
+
+
+@pytest.mark.parametrize("raw", [None, {}, {"prompt_tokens": -1}, {"prompt_tokens": "ten"}, {"note": 1}])
+def test_usage_that_says_nothing_did_not_arrive(raw: Any) -> None:
+    events = decode("chat", chunk({"content": "x"}), chunk(reason="stop"), {"id": "c1", "choices": [], "usage": raw})
+    assert not any(isinstance(e, UsageReported) for e in events)
+
+
+def test_start_and_tier() -> None:
+    azure = {"id": "", "model": "", "choices": [], "prompt_filter_results": []}
+    events = decode(
+        "chat",
+        azure,
+        chunk({"role": "assistant", "content": ""}, service_tier="auto"),
+        chunk({"content": "x"}, service_tier="auto"),
+        chunk({}, "stop", service_tier="flex"),
+    )
+    assert [e for e in events if isinstance(e, ResponseStarted)] == [
+        ResponseStarted(request_id="c1", model="m1"),
+        ResponseStarted(request_id="c1", model="m1", billing={"service_tier": "flex"}),
+    ]
+
+
+def test_other_choices_and_unknown_fields_are_passed_over() -> None:
+    other = {"id": "c1", "choices": [{"index": 1, "delta": {"content": "no"}, "finish_reason": "length"}]}
+    assert (
+        text(
+            events := decode("chat", chunk({"content": "yes", "audio": {"id": "a"}}), other, chunk(reason="stop"), {"ping": 1})
+        )
+        == "yes"
+    )
+    assert finish(events) == "stop"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status"),
+    [
+        ({"message": "m", "type": "server_error", "code": None}, ServerError, None),
+        ({"message": "m", "type": "tokens", "code": "rate_limit_exceeded"}, RateLimitError, None),
+        ({"message": "m", "type": "insufficient_quota", "code": "insufficient_quota"}, PermissionDeniedError, None),
+        ({"message": "m", "type": "invalid_request_error", "code": "context_length_exceeded"}, ContextLengthError, None),
+        ({"message": "m", "type": "exceed_context_size_error", "code": 400}, ContextLengthError, 400),
+        ({"message": "m", "type": "BadRequestError", "code": 400}, RequestRejectedError, 400),
+        ({"message": "m", "type": "InternalServerError", "code": 500}, ServerError, 500),
+        ({"message": "m", "code": 429}, RateLimitError, 429),
+        ({"message": "m", "code": "503"}, OverloadedError, 503),
+        ({"message": "m", "code": 502, "metadata": {"provider_name": "x"}}, ServerError, 502),
+        ({"message": "m", "type": "invalid_request_error", "code": "content_filter"}, ContentFilteredError, None),
+        ("m", ServerError, None),
+        ({"type": "x"}, ServerError, None),
+    ],
+)
+def test_an_error_chunk_is_raised_as_what_it_means(error: Any, kind: type[BackendError], status: int | None) -> None:
+    events, raised = fails("chat", chunk({"content": "x"}), {"error": error})
+    assert text(events) == "x"
+    assert type(raised) is kind
+    assert raised.status == status
+    assert raised.request_id == "c1"
+    assert raised.retryable is kind.default_retryable
+
+
+def test_errors_in_other_forms() -> None:
+    openrouter = chunk({"content": ""}, "error", error={"code": "server_error", "message": "Provider disconnected"})
+    flat = {"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}
+    for payload, kind in ((openrouter, ServerError), (flat, RequestRejectedError), (chunk({}, "error"), ServerError)):
+        events, raised = fails("chat", chunk({"content": "x"}), payload)
+        assert (text(events), type(raised)) == ("x", kind)
+        assert not any(isinstance(e, Finished) for e in events)
+    events, error = run("chat", [b'event: error\ndata: {"message":"down","code":503}\n\n'])
+    assert (events, type(error)) == ([], OverloadedError)
+
+
+def test_a_cut_before_the_finish_reason_has_no_finish_and_after_it_no_usage() -> None:
+    assert not any(isinstance(e, Finished) for e in decode("chat", chunk({"content": "x"}), "[DONE]"))
+    events = decode("chat", chunk({"content": "x"}), chunk(reason="stop"))
+    assert finish(events) == "stop"
+    assert not any(isinstance(e, UsageReported) for e in events)
+
+
+def test_a_whole_answer_instead_of_a_stream() -> None:
+    message = {
+        "role": "assistant",
+        "content": "hi",
+        "reasoning_content": "hm",
+        "tool_calls": [call(None, "a", "f", "{}"), call(None, "b", "g", "{}")],
+    }
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    body = say({"id": "c1", "object": "chat.completion", "model": "m1", "choices": [choice], "usage": USAGE})[6:]
+    events, error = run("chat", [body[:30], body[30:]])
+    assert error is None
+    assert (text(events), thoughts(events)) == ("hi", "hm")
+    assert calls(events) == [(0, "a", "f", "{}"), (1, "b", "g", "{}")]
+    assert finish(events) == "tool_calls"
+    assert isinstance(events[-1], UsageReported)

@@ -1,0 +1,585 @@
+"""The llama.cpp backend with the real small model, at one thread."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.engine.scripted import engine_threads
+
+from cachespec.backends._engine_attempt import EngineAttempt
+from cachespec.backends.llamacpp import LlamaCppBackend
+from cachespec.decision import Plan
+from cachespec.engine.loop import shared_prefix
+from cachespec.engine.models import find_model
+from cachespec.engine.runtimes.base import Span
+from cachespec.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineStoppedError,
+    RequestRejectedError,
+    RequestTimeoutError,
+    UnknownPluginError,
+    UnsupportedParameterError,
+)
+from cachespec.events import Event, Finished, ResponseStarted, TextDelta, UsageReported
+from cachespec.messages import ImagePart, Message, TextPart, Tool, ToolResultPart
+from cachespec.prompt import build_prompt
+from cachespec.request import Reasoning, Request, ResponseFormat, ToolChoice
+from cachespec.testing import check_backend
+from cachespec.usage import Usage
+
+model = pytest.mark.model
+one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])  # what it shows is not about event loops, and it is slow
+PLAN = Plan(backend="laptop")
+
+
+def make(**more: Any) -> LlamaCppBackend:
+    return LlamaCppBackend(**{"name": "laptop", "model": "smollm2", "context": 1024, "threads": 1, **more})
+
+
+def available() -> None:
+    pytest.importorskip("llama_cpp")
+    try:
+        find_model("smollm2")
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LlamaCppBackend]:
+    """One model for all tests, on whatever event loop they run: the engine's thread belongs to none."""
+    available()
+    backend = make()
+    anyio.run(backend.start)
+    yield backend
+    anyio.run(backend.aclose)
+
+
+@pytest.fixture
+async def backend(loaded: LlamaCppBackend) -> AsyncIterator[LlamaCppBackend]:
+    """The same with an empty cache; afterwards, nothing may be left running."""
+    await run(loaded, ask("x", cache="off", max_output_tokens=1))
+    yield loaded
+    await idle(loaded)
+
+
+def ask(text: str, *, system: str = "", **more: Any) -> Request:
+    options = {"temperature": 0.0, "max_output_tokens": 8, **more}
+    parts = (TextPart(text=system),) if system else ()
+    return Request(messages=(Message(role="user", parts=(TextPart(text=text),)),), system=parts, **options)
+
+
+async def read(attempt: EngineAttempt) -> list[Event]:
+    events: list[Event] = []
+    with anyio.fail_after(60):
+        while batch := await attempt.read():
+            events += batch
+    return events
+
+
+async def run(backend: LlamaCppBackend, request: Request) -> list[Event]:
+    return await read(await backend.open(request, PLAN, timeout=60))
+
+
+def text(events: Sequence[Event]) -> str:
+    return "".join(e.text for e in events if isinstance(e, TextDelta))
+
+
+def usage(events: Sequence[Event]) -> Usage:
+    (found,) = [e.usage for e in events if isinstance(e, UsageReported)]
+    return found
+
+
+def reason(events: Sequence[Event]) -> str:
+    (found,) = [e.reason for e in events if isinstance(e, Finished)]
+    return found
+
+
+def engine(backend: LlamaCppBackend) -> Any:
+    assert backend._loaded is not None
+    return backend._loaded.engine
+
+
+async def idle(backend: LlamaCppBackend, within: float = 10.0) -> float:
+    """Wait until the engine has nothing to do; how long that took."""
+    start = time.monotonic()
+    with anyio.fail_after(within):
+        while engine(backend).active:
+            await anyio.sleep(0.002)
+    return time.monotonic() - start
+
+
+@model
+@pytest.mark.anyio
+async def test_streamed_text_is_that_of_its_tokens_at_once(backend: LlamaCppBackend) -> None:
+    request = ask("Write one line with an emoji and the word café.", max_output_tokens=24)
+    attempt = await backend.open(request, PLAN, timeout=60)
+    events = await read(attempt)
+    assert isinstance(events[0], ResponseStarted)
+    assert events[0].model == "smollm2"
+    assert events[0].request_id
+    prompt = backend.estimate(build_prompt(request)).tokens.input
+    runtime = backend._loaded.runtime  # type: ignore[union-attr]
+    ids = attempt._running.tokens[prompt:]
+    assert text(events) == b"".join(map(runtime.piece, ids)).decode("utf-8", "replace")
+    assert usage(events).output == len(ids)
+    assert len([e for e in events if isinstance(e, TextDelta)]) > 5  # it streamed
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert 0 < (finished.busy_s or 0) < 60
+
+
+@model
+@pytest.mark.anyio
+async def test_a_shared_prefix_is_not_evaluated_twice(backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    manual = " ".join(f"Rule {i}: item {i} costs {i * 7 % 13} coins." for i in range(25))
+    first, second = ask("What does item 3 cost?", system=manual), ask("Name a rule.", system=manual)
+    before = backend.estimate(build_prompt(first))
+    assert (before.belief.state, before.tokens.cache_read) == ("cold", 0)
+    cold = usage(await run(backend, first))
+    estimate = backend.estimate(build_prompt(second))
+    a, b = (backend._render(backend._loaded, r).tokens for r in (first, second))  # type: ignore[arg-type]
+    common = shared_prefix(a, b)
+    assert common >= 300
+    runtime: Any = backend._loaded.runtime  # type: ignore[union-attr]
+    evaluated: list[int] = []
+    evaluate = runtime.evaluate
+
+    def counted(spans: Sequence[Span]) -> Any:
+        evaluated.append(len(spans[0].tokens))
+        return evaluate(spans)
+
+    monkeypatch.setattr(runtime, "evaluate", counted)
+    warm = usage(await run(backend, second))
+    assert cold == Usage(uncached=0, cache_read=0, cache_write={"kv": len(a)}, output=cold.output)
+    assert (warm.cache_read or 0) >= common - 1
+    assert warm.input_tokens == len(b)
+    assert warm.cache_write == {"kv": len(b) - (warm.cache_read or 0)}
+    assert evaluated[0] == len(b) - (warm.cache_read or 0)
+    assert set(evaluated[1:]) <= {1}
+    # What was quoted is what came.
+    assert estimate.belief.state == "warm"
+    assert estimate.belief.tokens == estimate.tokens.cache_read == warm.cache_read
+    assert "then it holds" in estimate.belief.evidence
+    assert estimate.tokens.input == estimate.tokens.worst_input == len(b)
+    assert estimate.latency.evidence == "measured"
+    assert (estimate.latency.ttft_ms or 0) < (before.latency.ttft_ms or 0)
+
+
+@model
+@one_loop
+@pytest.mark.anyio
+async def test_tenants_share_nothing_and_the_same_one_does(backend: LlamaCppBackend) -> None:
+    request = ask("Is this a secret? Say yes or no, and nothing else.", max_output_tokens=2)
+    reads = [usage(await run(backend, replace(request, tenant=t))).cache_read for t in ("a", "b", "b", None, "a")]
+    assert reads[0] == reads[1] == reads[3] == reads[4] == 0
+    assert (reads[2] or 0) > 10
+    other = backend.estimate(build_prompt(replace(request, tenant="c")))
+    assert other.belief.state == "cold"
+
+
+@model
+@one_loop
+@pytest.mark.anyio
+async def test_cache_modes(backend: LlamaCppBackend) -> None:
+    request = ask("Count to three.", max_output_tokens=2)
+    size = backend.estimate(build_prompt(request)).tokens.input or 0
+    await run(backend, request)
+    quiet = usage(await run(backend, replace(request, cache="no-write")))
+    off_estimate = backend.estimate(build_prompt(replace(request, cache="off"))).tokens
+    off = usage(await run(backend, replace(request, cache="off")))
+    after = usage(await run(backend, request))
+    assert quiet == Usage(uncached=1, cache_read=size - 1, cache_write={}, output=2)
+    assert off == Usage(uncached=size, cache_read=0, cache_write={}, output=2)
+    assert (off_estimate.uncached, off_estimate.cache_read, off_estimate.cache_write) == (size, 0, 0)
+    assert after.cache_read == 0
+
+
+@model
+@pytest.mark.anyio
+async def test_cancel_inside_prefill(backend: LlamaCppBackend) -> None:
+    attempt = await backend.open(ask("word " * 900), PLAN, timeout=60)
+    while engine(backend).active == 0:
+        await anyio.sleep(0.001)
+    await anyio.sleep(0.3)
+    start = time.monotonic()
+    await attempt.aclose()
+    await attempt.aclose()
+    assert time.monotonic() - start < 0.1
+    assert await idle(backend) < 1.0
+    assert await attempt.read() == ()
+    assert 0 < attempt.busy_s < 5
+    assert attempt.usage.output == 0
+
+
+@model
+@pytest.mark.anyio
+async def test_a_cancelled_reader_leaves_nothing(backend: LlamaCppBackend) -> None:
+    with anyio.move_on_after(0.15):
+        attempt = await backend.open(ask("Tell me a long story.", max_output_tokens=500), PLAN, timeout=60)
+        try:
+            while await attempt.read():
+                pass
+        finally:
+            await attempt.aclose()
+    assert await idle(backend) < 1.0
+    assert (attempt.usage.output or 0) < 500
+
+
+@model
+@one_loop
+@pytest.mark.anyio
+async def test_a_prompt_that_does_not_fit_is_refused_before_any_work(backend: LlamaCppBackend) -> None:
+    request = ask("word " * 1200)
+    before = engine(backend).active, engine(backend).kept
+    with pytest.raises(ContextLengthError, match="1024") as caught:
+        await backend.open(request, PLAN, timeout=60)
+    assert (caught.value.backend, caught.value.model, caught.value.retryable) == ("laptop", "smollm2", False)
+    assert (engine(backend).active, engine(backend).kept) == before
+    estimate = backend.estimate(build_prompt(request)).tokens
+    assert (estimate.input or 0) > (backend.capabilities.context or 0)
+    assert estimate.output_max == 0
+
+
+@model
+@one_loop
+@pytest.mark.anyio
+async def test_output_beyond_the_context_ends_at_its_end() -> None:
+    available()
+    small = make(context=64)
+    await small.start()
+    try:
+        request = ask("Write a very long story about a fox.", max_output_tokens=5000)
+        estimate = small.estimate(build_prompt(request)).tokens
+        events = await run(small, request)
+        assert reason(events) == "length"
+        assert estimate.output_max == usage(events).output == 64 - (usage(events).input_tokens or 0)
+        unlimited = await run(small, replace(request, max_output_tokens=None))
+        assert usage(unlimited).output == usage(events).output
+    finally:
+        await small.aclose()
+
+
+@model
+@one_loop
+@pytest.mark.anyio
+async def test_a_seed_gives_one_text_and_another_seed_another(backend: LlamaCppBackend) -> None:
+    request = ask("Invent a name for a cat.", temperature=0.7, seed=11, cache="off", max_output_tokens=12)
+    first, again = text(await run(backend, request)), text(await run(backend, request))
+    others = {text(await run(backend, replace(request, seed=s))) for s in (12, 13)}
+    assert first == again
+    assert others != {first}
+    unseeded = {text(await run(backend, replace(request, seed=None, temperature=1.5))) for _ in range(2)}
+    assert len(unseeded) > 1
+
+
+@model
+@one_loop
+@pytest.mark.anyio
+async def test_sampling_parameters_act_on_every_token(backend: LlamaCppBackend) -> None:
+    greedy = await run(backend, ask("Name three colours.", max_output_tokens=12))
+    hot = ask("Name three colours.", temperature=1.5, seed=3, max_output_tokens=12)
+    for narrow in (replace(hot, top_k=1), replace(hot, top_p=1e-9), replace(hot, min_p=1.0)):
+        assert text(await run(backend, narrow)) == text(greedy)
+    assert text(await run(backend, hot)) != text(greedy)
+
+
+@model
+@one_loop
+@pytest.mark.anyio
+async def test_deterministic_text_does_not_depend_on_what_was_cached() -> None:
+    available()
+    fixed = make(context=512, deterministic=True, prefill_chunk=32)
+    await fixed.start()
+    try:
+        request = ask("Tell me about the sea. " * 8, temperature=0.7, seed=4, max_output_tokens=16)
+        cold = await run(fixed, request)
+        await run(fixed, ask("Tell me about the sea. " * 3))
+        partial = await run(fixed, request)
+        hot = await run(fixed, request)
+        assert [bool(usage(e).cache_read) for e in (cold, partial, hot)] == [False, True, True]
+        assert text(cold) == text(partial) == text(hot)
+    finally:
+        await fixed.aclose()
+
+
+@model
+@pytest.mark.anyio
+async def test_stop_strings(backend: LlamaCppBackend) -> None:
+    request = ask("List the days of the week.", max_output_tokens=24)
+    whole = text(await run(backend, request))
+    stop = whole[9:14]
+    events = await run(backend, replace(request, stop=("no such text", stop)))
+    assert text(events) == whole[: whole.index(stop)]
+    assert reason(events) == "stop"
+    assert 0 < (usage(events).output or 0) < 24
+    kept = engine(backend).kept.tokens
+    decoded = b"".join(map(backend._loaded.runtime.piece, kept)).decode("utf-8", "replace")  # type: ignore[union-attr]
+    assert not decoded.endswith(stop)
+
+
+@model
+@pytest.mark.anyio
+async def test_fifty_aborted_requests_leave_no_thread_and_no_sequence(backend: LlamaCppBackend) -> None:
+    threads = engine_threads()
+    for i in range(50):
+        attempt = await backend.open(ask(f"Story {i % 7}, please. " * (i % 3 + 1), max_output_tokens=100), PLAN, timeout=60)
+        if i % 3 == 1:
+            await attempt.read()
+        elif i % 3 == 2:
+            await anyio.sleep(0.005)
+        await attempt.aclose()
+    await idle(backend)
+    assert engine_threads() == threads
+    runtime: Any = backend._loaded.runtime  # type: ignore[union-attr]
+    assert int(runtime._c.llama_memory_seq_pos_max(runtime._memory, 0)) + 1 == len(engine(backend).kept.tokens)
+    assert text(await run(backend, ask("Say hello.")))
+
+
+@model
+@one_loop
+@pytest.mark.anyio
+async def test_tasks_take_turns_and_get_their_own_answers(backend: LlamaCppBackend) -> None:
+    questions = [f"Repeat the number {n}." for n in (11, 22, 33)]
+    alone = [text(await run(backend, ask(q, cache="off"))) for q in questions]
+    together: dict[int, str] = {}
+
+    async def one(i: int) -> None:
+        together[i] = text(await run(backend, ask(questions[i], cache="off")))
+
+    async with anyio.create_task_group() as group:
+        for i in range(3):
+            group.start_soon(one, i)
+    assert [together[i] for i in range(3)] == alone
+
+
+@model
+@pytest.mark.anyio
+async def test_waiting_stops_at_the_deadline(backend: LlamaCppBackend) -> None:
+    attempt = await backend.open(ask("word " * 900), PLAN, timeout=0.1)
+    with pytest.raises(RequestTimeoutError):
+        await read(attempt)
+    assert await idle(backend) < 1.0
+
+
+@model
+@pytest.mark.anyio
+async def test_the_event_loop_stays_free_while_the_model_computes(backend: LlamaCppBackend) -> None:
+    gaps: list[float] = []
+
+    async def watch() -> None:
+        times = [time.monotonic()]
+        while True:
+            await anyio.sleep(0.005)
+            times.append(time.monotonic())
+            gaps[:] = [b - a for a, b in pairwise(times)]
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        await run(backend, ask("word " * 200))
+        group.cancel_scope.cancel()
+    assert len(gaps) > 10
+    assert sorted(gaps)[len(gaps) // 2] < 0.2  # a chunk takes longer than that on a slow machine
+
+
+@model
+def test_what_it_says_of_itself(loaded: LlamaCppBackend) -> None:
+    able = loaded.capabilities
+    assert able.local
+    assert able.context == 1024
+    assert (able.tools, able.images, able.json_mode, able.json_schema) == (False, False, False, False)
+    assert {"temperature", "top_p", "top_k", "min_p", "stop", "seed", "max_output_tokens"} <= able.parameters
+    assert loaded.provider is None
+    assert loaded.wire(ask("x"), PLAN) is None
+
+
+TOOL = Tool(name="f", parameters={"type": "object"})
+IMAGE = ImagePart(url="https://example.org/x.png")
+REFUSED = [
+    (ask("x", tools=(TOOL,)), "capability", "tool"),
+    (ask("x", response_format=ResponseFormat(kind="json")), "unsupported_parameter", "response_format"),
+    (ask("x", response_format=ResponseFormat(kind="schema", schema={})), "unsupported_parameter", "response_format"),
+    (ask("x", reasoning=Reasoning(effort="high")), "unsupported_parameter", "reasoning"),
+    (ask("x", tool_choice=ToolChoice(mode="required")), "unsupported_parameter", "tool_choice"),
+    (ask("x", extra={"laptop": {"mirostat": 2}}), "unsupported_parameter", "mirostat"),
+    (ask("x", top_p=1.5), "unsupported_parameter", "top_p"),
+    (Request(messages=(Message(role="user", parts=(IMAGE,)),)), "capability", "images"),
+    (Request(messages=(Message(role="user", parts=(ToolResultPart(id="1", content=(IMAGE,)),)),)), "capability", "images"),
+]
+
+
+@model
+@pytest.mark.anyio
+@pytest.mark.parametrize(("request_", "code", "named"), REFUSED)
+async def test_what_it_cannot_do_is_refused(loaded: LlamaCppBackend, request_: Request, code: str, named: str) -> None:
+    (found,) = loaded.check(request_)
+    assert found.code == code
+    assert named in found.detail
+    expected = UnsupportedParameterError if code == "unsupported_parameter" else RequestRejectedError
+    with pytest.raises(expected):
+        await loaded.open(request_, PLAN, timeout=60)
+
+
+@model
+def test_what_it_can_ignore_is_not_refused(loaded: LlamaCppBackend) -> None:
+    fine = ask(
+        "x",
+        response_format=ResponseFormat(kind="text"),
+        reasoning=Reasoning(effort="none"),
+        tool_choice=ToolChoice(mode="auto"),
+        extra={"other": {"a": 1}},
+    )
+    assert loaded.check(fine) == []
+
+
+@model
+@pytest.mark.anyio
+async def test_the_contract_of_backends() -> None:
+    available()
+    await check_backend(lambda: make(context=256), ask("Say hello.", max_output_tokens=4))
+
+
+@model
+@pytest.mark.anyio
+async def test_closing_ends_a_running_request() -> None:
+    available()
+    backend = make(context=512)
+    await backend.start()
+    await backend.start()
+    attempt = await backend.open(ask("Tell a long story.", max_output_tokens=400), PLAN, timeout=60)
+    await attempt.read()
+    await backend.aclose()
+    await backend.aclose()
+    with pytest.raises(EngineStoppedError, match="closed"):
+        await read(attempt)
+    with pytest.raises(EngineStoppedError, match="closed"):
+        await backend.open(ask("x"), PLAN, timeout=60)
+    with pytest.raises(EngineStoppedError):
+        await backend.start()
+
+
+@model
+@pytest.mark.anyio
+async def test_loading_reports_and_can_be_cancelled() -> None:
+    available()
+    backend = make(context=64)
+    seen: list[float] = []
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await backend.start()
+    assert scope.cancelled_caught
+    assert backend._loaded is None
+    await backend.start(seen.append)  # nothing was changed: it can be started still
+    assert seen[-1] == 1.0
+    await backend.aclose()
+
+
+def test_threads_and_defaults() -> None:
+    assert make(threads=None)._threads >= 1
+    assert make(threads=3)._threads == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"context": 1}, "context"),
+        ({"threads": 0}, "threads"),
+        ({"gpu_layers": -2}, "gpu_layers"),
+        ({"prefill_chunk": 0}, "prefill_chunk"),
+        ({"prefill_chunk": 513}, "prefill_chunk"),
+        ({"cost": "1.5"}, "cost"),
+    ],
+)
+def test_settings_out_of_range_name_their_key(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(**options)
+    assert caught.value.key == key
+
+
+def test_drafters_are_unknown_yet() -> None:
+    with pytest.raises(UnknownPluginError, match="suffix"):
+        make(draft={"use": "suffix"})
+
+
+@pytest.mark.anyio
+async def test_before_the_start() -> None:
+    backend = make(context=100)
+    estimate = backend.estimate(build_prompt(ask("x")))
+    assert estimate.tokens.input is None
+    assert estimate.belief.state == "unknown"
+    assert backend.check(ask("x", tools=(TOOL,))) == []  # not known yet
+    with pytest.raises(EngineStoppedError, match="not started"):
+        await backend.open(ask("x"), PLAN, timeout=1)
+    await backend.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_failed_start_changes_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    file = tmp_path / "model.gguf"
+    backend = make(model=str(file))
+    for content in (None, b"not a model"):
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"model\.gguf"):
+            await backend.start()
+        assert backend._loaded is None
+    await backend.aclose()
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_importing_it_loads_no_library() -> None:
+    code = (
+        "import sys, cachespec.backends.llamacpp\nprint({'llama_cpp', 'numpy', 'jinja2', 'huggingface_hub'} & set(sys.modules))"
+    )
+    assert python(code) == "set()\n"
+
+
+@model
+def test_without_the_library_the_extra_is_named() -> None:
+    available()
+    code = """
+import sys, anyio
+sys.modules["llama_cpp"] = None
+from cachespec.backends.llamacpp import LlamaCppBackend
+from cachespec.errors import MissingDependencyError
+try: anyio.run(LlamaCppBackend(name="laptop", model="smollm2").start)
+except MissingDependencyError as error: print(error.extra, error)
+"""
+    assert python(code).startswith("llamacpp the llama.cpp backend needs llama-cpp-python; install it with: pip install")
+
+
+@model
+def test_a_process_that_forgets_to_close_ends_quietly() -> None:
+    """No hang, no crash, and nothing of the library's log on standard error."""
+    available()
+    code = """
+import anyio
+from cachespec.backends.llamacpp import LlamaCppBackend
+from cachespec.decision import Plan
+from cachespec.messages import Message, TextPart
+from cachespec.request import Request
+async def main():
+    backend = LlamaCppBackend(name="laptop", model="smollm2", context=256, threads=1)
+    await backend.start()
+    message = Message(role="user", parts=(TextPart(text="Tell a long story."),))
+    attempt = await backend.open(Request(messages=(message,)), Plan(backend="laptop"), timeout=None)
+    print(bool(await attempt.read()))
+anyio.run(main)
+"""
+    assert python(code) == "True\n"

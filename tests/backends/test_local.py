@@ -1,0 +1,332 @@
+"""What every in-process backend does, on a runtime without a model: tools, refusals, the hand-over to an event loop."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+from tests.engine.scripted import ScriptedRuntime, engine_threads, forever, says
+
+from cachespec.backends._engine_attempt import EngineAttempt
+from cachespec.backends._local import LocalBackend
+from cachespec.decision import Plan
+from cachespec.engine.runtimes.base import Interrupted
+from cachespec.errors import ConfigError, EngineStoppedError, RequestRejectedError
+from cachespec.events import Event, Finished, TextDelta, ToolCallDelta
+from cachespec.messages import Message, ReasoningPart, TextPart, Tool, ToolCallPart
+from cachespec.prompt import build_prompt
+from cachespec.request import Request, ToolChoice
+from cachespec.testing import check_backend
+
+pytestmark = pytest.mark.anyio
+PLAN = Plan(backend="toy")
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
+TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + PLAIN + "{# <tool_call> #}"
+TOOL = Tool(name="get_weather", parameters={"type": "object"})
+
+
+class Toy(LocalBackend):
+    def __init__(self, runtime: ScriptedRuntime, *, chunk: int = 128, deterministic: bool = False) -> None:
+        super().__init__(
+            name="toy",
+            model="toy",
+            context=runtime.info.context,
+            prefill_chunk=chunk,
+            deterministic=deterministic,
+            cost="0",
+            draft=None,
+            reads_per_s=1e9,
+            flops_per_s=1e9,
+        )
+        self.runtime, self.loading_s = runtime, 0.0
+
+    def load_runtime(self, progress: Callable[[float], bool]) -> ScriptedRuntime:
+        end = time.monotonic() + self.loading_s
+        while time.monotonic() < end:
+            if not progress(0.5):
+                raise Interrupted
+            time.sleep(0.005)
+        return self.runtime
+
+
+def toy(following: Callable[[Sequence[int]], int] = forever, *, template: str = PLAIN, **more: float) -> Toy:
+    runtime = ScriptedRuntime(following, **more)  # type: ignore[arg-type]
+    runtime.info = replace(runtime.info, chat_template=template)
+    return Toy(runtime)
+
+
+def ask(text: str = "hi", **more: object) -> Request:
+    return replace(
+        Request(messages=(Message(role="user", parts=(TextPart(text=text),)),), temperature=0, max_output_tokens=200),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+async def read(attempt: EngineAttempt) -> list[Event]:
+    events: list[Event] = []
+    with anyio.fail_after(30):
+        while batch := await attempt.read():
+            events += batch
+    return events
+
+
+@pytest.fixture
+async def started() -> AsyncIterator[Callable[[Toy], object]]:
+    open_: list[Toy] = []
+
+    async def start(backend: Toy) -> Toy:
+        open_.append(backend)
+        await backend.start()
+        return backend
+
+    yield start
+    for backend in open_:
+        await backend.aclose()
+
+
+def answer_after(request: Request, text: str) -> Toy:
+    """A backend whose model says `text` to this request."""
+    probe = toy(template=TOOLS)
+    prompt = "".join(f"[{m.role}]{m.text}" for m in request.messages) + ">"
+    size = len(prompt.encode())
+    if request.tools and (request.tool_choice is None or request.tool_choice.mode != "none"):
+        tool = '{"type": "function", "function": {"name": "get_weather", "description": "", "parameters": {"type": "object"}}}'
+        size += len(f"[{tool}]")
+    probe.runtime.following = says(text, after=size)
+    return probe
+
+
+async def test_a_tool_call_comes_as_one(started: Callable[[Toy], object]) -> None:
+    arguments = '{"city" :"Zürich",  "n":1.50}'
+    request = ask(tools=(TOOL,))
+    said = f'One moment.\n<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
+    backend = await started(answer_after(request, said))  # type: ignore[misc]
+    assert backend.capabilities.tools
+    assert "tool_choice" in backend.capabilities.parameters
+    assert backend.check(request) == []
+    events = await read(await backend.open(request, PLAN, timeout=None))
+    (call,) = [e for e in events if isinstance(e, ToolCallDelta)]
+    assert (call.index, call.name, call.arguments) == (0, "get_weather", arguments)
+    assert call.id
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "One moment."
+    assert [e.reason for e in events if isinstance(e, Finished)] == ["tool_calls"]
+
+
+@pytest.mark.parametrize("request_", [ask(), ask(tools=(TOOL,), tool_choice=ToolChoice(mode="none"))])
+async def test_without_tools_a_call_is_text(started: Callable[[Toy], object], request_: Request) -> None:
+    said = '<tool_call>{"name": "f"}</tool_call>'
+    backend = await started(answer_after(request_, said))  # type: ignore[misc]
+    events = await read(await backend.open(request_, PLAN, timeout=None))
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == said
+    assert [e.reason for e in events if isinstance(e, Finished)] == ["stop"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [ToolChoice(mode="required"), ToolChoice(mode="tool", name="get_weather"), ToolChoice(mode="auto", parallel=False)],
+)
+async def test_forcing_tools_is_refused(started: Callable[[Toy], object], choice: ToolChoice) -> None:
+    backend = await started(toy(template=TOOLS))  # type: ignore[misc]
+    (reason,) = backend.check(ask(tools=(TOOL,), tool_choice=choice))
+    assert reason.code == "unsupported_parameter"
+
+
+async def test_control_tokens_that_mark_calls_reach_the_parser(started: Callable[[Toy], object]) -> None:
+    template = PLAIN + "{{ tools | tojson if tools }}[TOOL_CALLS]"
+    backend = toy(template=template)
+    backend.runtime.info = replace(backend.runtime.info, controls={"[TOOL_CALLS]": 7})
+    request = ask(tools=(TOOL,))
+    await started(backend)  # type: ignore[misc]
+    size = backend.estimate(build_prompt(request)).tokens.input or 0
+    said = b'\x07[{"name": "get_weather", "arguments": {}}]'  # token 7 is the marker
+    backend.runtime.following = says(said, after=size)
+    events = await read(await backend.open(request, PLAN, timeout=None))
+    assert [(e.name, e.arguments) for e in events if isinstance(e, ToolCallDelta)] == [("get_weather", "{}")]
+
+
+async def test_what_the_template_refuses_is_a_reason(started: Callable[[Toy], object]) -> None:
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + PLAIN
+    backend = await started(toy(template=template))  # type: ignore[misc]
+    request = ask(system=(TextPart(text="S"),))
+    (reason,) = backend.check(request)
+    assert (reason.code, "no system role" in reason.detail) == ("capability", True)
+    with pytest.raises(RequestRejectedError):
+        await backend.open(request, PLAN, timeout=None)
+    call = ToolCallPart(id="1", name="f", arguments="{}")
+    assert backend.check(Request(messages=(Message(role="assistant", parts=(call,)),))) == []
+
+
+async def test_reasoning_left_out_is_said_at_the_end(started: Callable[[Toy], object]) -> None:
+    backend = await started(toy())  # type: ignore[misc]
+    thought = Message(role="assistant", parts=(ReasoningPart(text="hm", provider="openai"), TextPart(text="yes")))
+    request = ask(max_output_tokens=2)
+    events = await read(await backend.open(replace(request, messages=(*request.messages, thought)), PLAN, timeout=None))
+    (finished,) = [e for e in events if isinstance(e, Finished)]
+    assert "openai" in finished.warnings[0]
+
+
+async def test_an_estimate_is_cheap_the_second_time(started: Callable[[Toy], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = await started(toy())  # type: ignore[misc]
+    counted: list[str] = []
+    tokenize = backend.runtime.tokenize
+
+    def count(text: str, *, special: bool) -> Any:
+        counted.append(text)
+        return tokenize(text, special=special)
+
+    monkeypatch.setattr(backend.runtime, "tokenize", count)
+    request = ask("a long question")
+    prompt = build_prompt(request)
+    assert backend.check(request) == []
+    assert backend.estimate(prompt) == backend.estimate(prompt)
+    assert backend.estimate(build_prompt(replace(request))).tokens.input == len("[user]a long question>")
+    await read(await backend.open(request, PLAN, timeout=None))
+    assert len(counted) == 1
+    named = Message(role="user", parts=request.messages[0].parts, name="ann")
+    backend.estimate(build_prompt(replace(request, messages=(named,))))
+    assert len(counted) == 2  # templates may show the name
+
+
+async def test_latency_counts_what_is_ahead(started: Callable[[Toy], object]) -> None:
+    backend = await started(toy(delay_s=0.01))  # type: ignore[misc]
+    prompt = build_prompt(ask("q" * 100))
+    alone = backend.estimate(prompt).latency
+    assert alone.evidence == "assumed"
+    assert (alone.total_ms or 0) > (alone.ttft_ms or 0) > 0  # a price by the hour needs a time, measured or not
+    ahead = [await backend.open(ask("p" * 300), PLAN, timeout=None) for _ in range(3)]
+    assert (backend.estimate(prompt).latency.ttft_ms or 0) > (alone.ttft_ms or 0)
+    for attempt in ahead:
+        await attempt.aclose()
+    await read(await backend.open(ask("r" * 300, max_output_tokens=5), PLAN, timeout=None))
+    estimate = backend.estimate(prompt)
+    assert estimate.latency.evidence == "measured"
+    assert estimate.tokens.output_expected == 5
+    assert (estimate.latency.total_ms or 0) > (estimate.latency.ttft_ms or 0)
+
+
+async def test_a_slow_reader_slows_the_engine(started: Callable[[Toy], object]) -> None:
+    backend = await started(toy())  # type: ignore[misc]
+    attempt = await backend.open(ask(max_output_tokens=2000), PLAN, timeout=None)
+    await attempt.read()
+    await anyio.sleep(0.1)
+    calls = len(backend.runtime.calls)
+    await anyio.sleep(0.1)
+    assert len(backend.runtime.calls) == calls < 300
+    events = await read(attempt)
+    assert [e.reason for e in events if isinstance(e, Finished)] == ["length"]
+
+
+async def test_ten_thousand_events_in_linear_time_and_bounded_memory(started: Callable[[Toy], object]) -> None:
+    backend = toy(context=11_000)
+    await started(backend)  # type: ignore[misc]
+    start = time.perf_counter()
+    attempt = await backend.open(ask(max_output_tokens=10_000), PLAN, timeout=None)
+    count, widest = 0, 0
+    while batch := await attempt.read():
+        widest = max(widest, len(batch))
+        count += sum(isinstance(e, TextDelta) for e in batch)
+    assert count == 10_000
+    assert widest <= 70
+    assert time.perf_counter() - start < 30
+
+
+async def test_a_crash_reaches_the_reader_and_the_next_caller(started: Callable[[Toy], object]) -> None:
+    backend = toy()
+    backend.runtime.crash_at = 3
+    await started(backend)  # type: ignore[misc]
+    attempt = await backend.open(ask(), PLAN, timeout=None)
+    with pytest.raises(EngineStoppedError, match="fell off") as caught:
+        await read(attempt)
+    assert caught.value.backend == "toy"
+    with pytest.raises(EngineStoppedError):
+        await backend.open(ask(), PLAN, timeout=None)
+
+
+async def test_many_readers_at_once(started: Callable[[Toy], object]) -> None:
+    backend = await started(toy())  # type: ignore[misc]
+    texts: dict[int, str] = {}
+
+    async def one(i: int) -> None:
+        events = await read(await backend.open(ask("x" * i, max_output_tokens=30), PLAN, timeout=None))
+        texts[i] = "".join(e.text for e in events if isinstance(e, TextDelta))
+
+    async with anyio.create_task_group() as group:
+        for i in range(40):
+            group.start_soon(one, i)
+    for i, text in texts.items():
+        begin = len(f"[user]{'x' * i}>")
+        assert text == "".join(chr(forever(range(begin + k))) for k in range(30))
+
+
+async def test_cancelled_readers_leave_nothing(started: Callable[[Toy], object]) -> None:
+    backend = await started(toy(delay_s=0.0005))  # type: ignore[misc]
+    threads = engine_threads()
+    for i in range(100):
+        with anyio.move_on_after(0.0007 * (i % 7)):
+            attempt = await backend.open(ask(str(i), max_output_tokens=1000), PLAN, timeout=None)
+            try:
+                await read(attempt)
+            finally:
+                await attempt.aclose()
+    with anyio.fail_after(10):
+        while backend._loaded.engine.active:
+            await anyio.sleep(0.002)
+    assert engine_threads() == threads
+    gc.collect()
+
+
+async def test_a_request_abandoned_with_its_event_loop_does_not_hold_up_others() -> None:
+    backend = toy(delay_s=0.001)
+
+    async def leave() -> None:
+        attempt = await backend.open(ask(max_output_tokens=3000), PLAN, timeout=None)
+        with anyio.move_on_after(0.05):
+            await read(attempt)
+
+    await backend.start()
+    await anyio.to_thread.run_sync(anyio.run, leave)  # gone without closing the attempt
+    assert len(await read(await backend.open(ask(max_output_tokens=20), PLAN, timeout=None))) > 20
+    await backend.aclose()
+
+
+async def test_loading_can_be_cancelled() -> None:
+    backend = toy()
+    backend.loading_s = 30.0
+    start = time.monotonic()
+    with anyio.move_on_after(0.1):
+        await backend.start()
+    assert time.monotonic() - start < 5
+    assert backend._loaded is None
+    backend.loading_s = 0.0
+    await backend.start()
+    await backend.aclose()
+    assert backend.runtime.closed
+
+
+async def test_a_bad_template_frees_the_model() -> None:
+    backend = toy(template="{% if %}")
+    with pytest.raises(ConfigError, match="template"):
+        await backend.start()
+    assert backend.runtime.closed
+    await backend.aclose()
+
+
+async def test_deterministic_keeps_calls_inside_the_invariant_width() -> None:
+    runtime = ScriptedRuntime(width=64)
+    runtime.info = replace(runtime.info, chat_template=PLAIN)
+    backend = Toy(runtime, chunk=10, deterministic=True)
+    await backend.start()
+    runtime.hand_over()
+    before = len(runtime.calls)
+    await read(await backend.open(ask("x" * 100, max_output_tokens=3), PLAN, timeout=None))
+    assert max(runtime.calls[before:]) <= 10
+    await backend.aclose()
+
+
+async def test_the_contract_of_backends() -> None:
+    await check_backend(lambda: toy(delay_s=0.001), ask(max_output_tokens=20))

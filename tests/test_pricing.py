@@ -1,0 +1,462 @@
+"""Prices: exact, dated, never another model's, and the same as the table's own arithmetic."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachespec._rates import INPUT, OUTPUT, REASONING, REQUEST, PriceList, TokenRates
+from cachespec.errors import ConfigError
+from cachespec.pricing import Rates, hosted_rates, local_rates
+from cachespec.usage import Cost, Usage
+from cachespec.usage_shapes import usage_from
+
+NOVEMBER = datetime(2026, 11, 29, 12, tzinfo=UTC)
+PLAIN = Usage(uncached=1000, cache_read=0, cache_write={}, output=100)
+
+
+def known(provider: str, model: str) -> Rates:
+    rates = hosted_rates(provider, model)
+    assert rates is not None
+    return rates
+
+
+def own(**prices: Any) -> Rates:
+    rates = hosted_rates("anthropic", "some-model", prices=prices)
+    assert rates is not None
+    return rates
+
+
+def dollars(amount: str, *, estimated: bool, source: str = "override", date: str | None = None) -> Cost:
+    return Cost(amount=Decimal(amount), estimated=estimated, source=source, price_date=date)
+
+
+# -- cases from public reports ------------------------------------------------------------------------------------------
+
+
+def test_a1_cached_tokens_are_not_charged_at_both_rates() -> None:
+    usage = usage_from(
+        "chat", {"prompt_tokens": 2006, "completion_tokens": 300, "prompt_tokens_details": {"cached_tokens": 1920}}
+    )
+    assert own(input="2.50", cache_read="1.25", output="10").cost(usage) == dollars("0.005615", estimated=False)
+
+
+@pytest.mark.parametrize(
+    ("input_tokens", "written", "output", "prices", "amount"),
+    [
+        pytest.param(3, 12_304, 550, ("3", "3.75", "15"), "0.054399", id="A2"),
+        pytest.param(6, 159_217, 2_745, ("5", "6.25", "25"), "1.06376125", id="A3"),
+    ],
+)
+def test_a2_a3_writes_are_charged_once(
+    input_tokens: int, written: int, output: int, prices: tuple[str, str, str], amount: str
+) -> None:
+    payload = {"input_tokens": input_tokens, "cache_creation_input_tokens": written, "output_tokens": output}
+    rates = own(input=prices[0], cache_write={"5m": prices[1]}, output=prices[2])
+    assert rates.cost(usage_from("messages", payload)) == dollars(amount, estimated=True)  # its lifetime was not said
+    payload["cache_creation"] = {"ephemeral_5m_input_tokens": written}  # type: ignore[assignment]
+    assert rates.cost(usage_from("messages", payload)) == dollars(amount, estimated=False)
+
+
+def test_a6_hour_long_writes_have_their_own_price() -> None:
+    rates = own(input="3", cache_write={"5m": "3.75", "1h": "6"}, output="15")
+    payload: dict[str, Any] = {"input_tokens": 0, "cache_creation_input_tokens": 10_000, "output_tokens": 0}
+    split = {"ephemeral_5m_input_tokens": 2_000, "ephemeral_1h_input_tokens": 8_000}
+    assert rates.cost(usage_from("messages", payload | {"cache_creation": split})) == dollars("0.0555", estimated=False)
+    assert rates.cost(usage_from("messages", payload)) == dollars("0.0375", estimated=True)
+
+
+# -- never another model's price ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("provider", "model"),
+    [
+        ("openai", "gpt-6.2-astra"),
+        ("openai", "gpt-6.2-sol"),
+        ("openai", "gpt-6-sol-mini"),
+        ("anthropic", "claude-sonnet-6"),
+        ("anthropic", "claude-opus-4-55"),
+        ("anthropic", "claude-haiku-4-5-turbo"),
+        ("google", "gemini-3.7-flash-lite"),
+        ("google", "gemini-1.5-flash-8b"),
+        ("deepseek", "deepseek-r1-distill-qwen-7b"),
+        ("aws", "us.anthropic.claude-opus-4-59-v1:0"),
+        ("openai", ""),
+        ("nobody", "gpt-6-sol"),
+        (None, "gpt-6-sol"),
+    ],
+)
+def test_an_unknown_model_has_no_price(provider: str | None, model: str) -> None:
+    assert hosted_rates(provider, model) is None
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "same_as"),
+    [
+        ("openai", "gpt-6-sol-2026-09-01", "gpt-6-sol"),
+        ("openai", "gpt-5.2-20251211", "gpt-5.2"),
+        ("openai", "GPT-6-Sol", "gpt-6-sol"),
+        ("openai", "gpt-4o-audio-preview-2024-12-17", "gpt-4o-audio-preview"),
+        ("openai", "ft:gpt-4o-2024-08-06:acme::x1", "ft:gpt-4o-2024-08-06"),
+        ("anthropic", "claude-haiku-4-5-20251001", "claude-haiku-4-5"),
+        ("anthropic", "claude-sonnet-5-5@20260901", "claude-sonnet-5-5"),
+        ("google", "gemini-2.5-pro-preview-05-06", "gemini-2.5-pro"),
+        ("google", "gemini-3.5-flash-001", "gemini-3.5-flash"),
+        ("bedrock", "us.amazon.nova-lite-v1:0", "amazon.nova-lite-v1:0"),
+    ],
+)
+def test_a_release_of_a_known_model_has_its_price(provider: str, model: str, same_as: str) -> None:
+    assert known(provider, model) == known(provider, same_as)
+
+
+def test_the_vendor_is_found_by_its_id_or_its_url() -> None:
+    by_url = hosted_rates(None, "gpt-6-sol", base_url="https://api.openai.com/v1")
+    assert by_url == known("openai", "gpt-6-sol")
+    assert hosted_rates("my-proxy", "gpt-6-sol", base_url="https://api.openai.com/v1") == by_url
+    assert hosted_rates(None, "gpt-6-sol", base_url="http://127.0.0.1:8000/v1") is None
+
+
+def test_every_model_of_the_table_is_found_by_its_own_name() -> None:
+    from genai_prices.data_snapshot import get_snapshot
+
+    from cachespec._price_table import _find
+
+    snapshot = get_snapshot()
+    for vendor in snapshot.providers:
+        for model in vendor.models:
+            try:
+                theirs = snapshot.find_provider_model(model.id, None, vendor.id, None)[1]
+            except LookupError:
+                continue
+            if theirs is model:
+                found = _find(model.id, vendor.id, None)
+                assert found is not None, (vendor.id, model.id)
+                assert found[1] is model
+
+
+# -- the same as the table's own arithmetic -----------------------------------------------------------------------------
+
+MOMENTS = [
+    NOVEMBER,
+    datetime(2025, 1, 1, tzinfo=UTC),
+    datetime(2026, 11, 27, 2, 30, tzinfo=UTC),
+    datetime(2027, 2, 1, tzinfo=UTC),
+]
+CONTEXTS: list[dict[str, str]] = [
+    {},
+    {"service_tier": "default"},
+    {"service_tier": "flex"},
+    {"service_tier": "priority"},
+    {"service_tier": "fast"},
+    {"processing": "batch"},
+    {"speed": "fast"},
+]
+SIZES = [(0, 0, 0, 0, 0), (7, 100, 20, 30, 50), (150_000, 0, 0, 0, 9), (1, 199_000, 900, 99, 10_000), (900_000, 1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic", "google", "deepseek", "groq", "aws", "openrouter", "perplexity"])
+def test_our_cost_is_the_tables_cost_for_every_model(provider: str) -> None:
+    from genai_prices import Usage as TheirUsage
+    from genai_prices.data_snapshot import get_snapshot
+
+    snapshot, priced = get_snapshot(), 0
+    vendor = next(p for p in snapshot.providers if p.id == provider)
+    models = vendor.models[::10] if len(vendor.models) > 500 else vendor.models
+    for model in models:
+        rates = hosted_rates(provider, model.id)
+        theirs = vendor.find_model(model.id, all_providers=snapshot.providers)
+        if not isinstance(rates, TokenRates):
+            continue
+        assert theirs is not None
+        priced += 1
+        silent = any(OUTPUT not in p.prices or INPUT not in p.prices for p in rates.lists)
+        for at in MOMENTS:
+            for context in CONTEXTS:
+                for uncached, read, short, long, output in SIZES:
+                    output = 0 if silent else output
+                    usage = Usage(uncached=uncached, cache_read=read, cache_write={"5m": short, "1h": long}, output=output)
+                    expected = theirs.calc_price(
+                        TheirUsage(
+                            input_tokens=uncached + read + short + long,
+                            cache_read_tokens=read,
+                            cache_write_tokens=short + long,
+                            cache_write_5m_tokens=short,
+                            cache_write_1h_tokens=long,
+                            output_tokens=output,
+                        ),
+                        vendor,
+                        genai_request_timestamp=at,
+                        price_context=context,
+                    )
+                    assert rates.cost(usage, at=at, billing=context).amount == expected.total_price, (
+                        model.id,
+                        at,
+                        context,
+                        usage,
+                    )
+    assert priced > (3 if provider == "deepseek" else 10)
+
+
+def test_a_tier_is_a_cliff_on_the_whole_input() -> None:
+    rates = known("openai", "gpt-6-sol")
+
+    def cost(uncached: int, read: int) -> Decimal | None:
+        return rates.cost(Usage(uncached=uncached, cache_read=read, cache_write={}, output=0), at=NOVEMBER).amount
+
+    assert cost(272_000, 0) == Decimal("0.544")
+    assert cost(2_000, 270_001) == Decimal("0.1160004")  # all tokens at twice the price: 0.4 for reads, 4 for the rest
+
+
+def test_prices_have_dates() -> None:
+    rates = known("openai", "gpt-5.6-sol")
+    before, after = datetime(2026, 8, 20, 23, 59, tzinfo=UTC), datetime(2026, 8, 21, tzinfo=UTC)
+    assert rates.cost(PLAIN, at=before).amount == Decimal("0.008")
+    now = rates.cost(PLAIN, at=after)
+    assert (now.amount, now.price_date) == (Decimal("0.006"), "2026-08-21")
+    assert rates.cost(PLAIN, at=after.replace(tzinfo=None)) == now  # naive times are UTC
+    assert rates.price_date is not None
+    assert "2026-11-01" <= rates.price_date <= datetime.now(UTC).date().isoformat()
+    assert rates.source.startswith("genai-prices ")
+
+
+def test_the_tier_of_the_response_sets_the_price() -> None:
+    rates = known("openai", "gpt-6-sol")
+    standard = rates.cost(PLAIN, at=NOVEMBER)
+    assert standard.amount == Decimal("0.003")
+    assert rates.cost(PLAIN, at=NOVEMBER, billing={"service_tier": "default"}) == standard
+    flex = rates.cost(PLAIN, at=NOVEMBER, billing={"service_tier": "flex"})
+    assert (flex.amount, flex.estimated) == (Decimal("0.0015"), False)
+    fast = known("anthropic", "claude-opus-5-5").cost(PLAIN, at=NOVEMBER, billing={"speed": "fast", "service_tier": "standard"})
+    assert (fast.amount, fast.estimated) == (Decimal("0.012"), False)
+    batch = known("anthropic", "claude-opus-5-5").cost(PLAIN, at=NOVEMBER, billing={"service_tier": "batch"})
+    assert (batch.amount, batch.estimated) == (Decimal("0.003"), False)
+
+
+@pytest.mark.parametrize("billing", [{"service_tier": "scale"}, {"inference_geo": "us"}, {"service_tier": "flex", "new": "x"}])
+def test_a_fact_that_no_price_is_known_for_makes_an_estimate(billing: dict[str, str]) -> None:
+    assert known("openai", "gpt-6-sol").cost(PLAIN, at=NOVEMBER, billing=billing).estimated
+
+
+# -- classes without a price --------------------------------------------------------------------------------------------
+
+
+def priced(rates: Rates, **counts: Any) -> tuple[Decimal | None, bool]:
+    nothing: dict[str, Any] = {"uncached": 0, "cache_read": 0, "cache_write": {}, "output": 0}
+    cost = rates.cost(Usage(**(nothing | counts)), at=NOVEMBER)
+    return cost.amount, cost.estimated
+
+
+def test_how_a_class_without_a_price_is_billed() -> None:
+    million = 1_000_000
+    bare = own(input="3", output="15")
+    assert priced(bare, cache_read=million) == (Decimal(3), True)
+    assert priced(bare, cache_write={"30m": million}) == (Decimal(3), True)
+    assert priced(bare, uncached=million, cache_read=None) == (Decimal(3), False)  # no cheaper read that it may have been
+    full = own(input="3", cache_read="0.3", cache_write={"5m": "3.75", "1h": "6"}, output="15")
+    assert priced(full, uncached=million, cache_read=None) == (Decimal(3), True)
+    assert priced(full, uncached=0, cache_read=None) == (Decimal(0), False)
+    assert priced(full, cache_write={"unspecified": million}) == (Decimal("3.75"), True)
+    assert priced(full, cache_write={"30m": million}) == (Decimal(6), True)  # the dearest that is listed
+    assert priced(own(input="3", cache_write={"30m": "4"}), cache_write={"12h": million}) == (Decimal(4), True)
+    assert priced(own(input="3", cache_write={"12h": "5"}), cache_write={"12h": million}) == (Decimal(5), False)
+    openai, anthropic = known("openai", "gpt-6-sol"), known("anthropic", "claude-sonnet-5-5")
+    assert priced(openai, cache_write={"30m": 1000}) == (Decimal("0.0025"), False)
+    assert priced(openai, cache_write={"12h": 1000}) == (Decimal("0.0025"), True)
+    assert priced(anthropic, cache_write={"5m": 1000}) == (Decimal("0.0025"), False)
+    assert priced(anthropic, cache_write={"1h": 1000}) == (Decimal("0.004"), False)
+    assert priced(anthropic, cache_write={"unspecified": 1000}) == (Decimal("0.0025"), True)
+    assert priced(anthropic, cache_write={"30m": 1000}) == (Decimal("0.0025"), True)
+
+
+@pytest.mark.parametrize("provider", ["google", "gemini", "cohere"])
+def test_silence_about_reads_is_an_answer_where_the_vendor_leaves_zeros_out(provider: str) -> None:
+    rates = hosted_rates(provider, "x", prices={"input": "3", "cache_read": "0.3", "output": "15"})
+    assert rates is not None
+    assert priced(rates, uncached=1_000_000, cache_read=None) == (Decimal(3), False)
+
+
+def test_an_unknown_price_or_count_is_no_cost() -> None:
+    assert priced(own(input="3"), uncached=1, output=1) == (None, False)
+    assert priced(own(output="3"), uncached=1, output=1) == (None, False)
+    assert priced(own(input="3"), uncached=1_000_000) == (Decimal(3), False)
+    assert priced(own(input="3", output="15"), uncached=None, cache_read=None, cache_write=None) == (None, False)
+    assert priced(own(input="3", output="15"), uncached=1, output=None) == (None, False)
+
+
+# -- the worst case -----------------------------------------------------------------------------------------------------
+
+
+def test_the_worst_case_is_the_dearest_class_and_the_dearest_tier() -> None:
+    anthropic, openai = known("anthropic", "claude-sonnet-5-5"), known("openai", "gpt-6-sol")
+    assert anthropic.worst(input_tokens=1000, output_tokens=100, at=NOVEMBER) == Decimal("0.005")  # 1h writes: 4 a million
+    assert openai.worst(input_tokens=1000, output_tokens=100, at=NOVEMBER) == Decimal("0.0035")  # writes: 2.5 a million
+    assert openai.worst(input_tokens=272_001, output_tokens=0, at=NOVEMBER) == Decimal("1.360005")
+    asked = openai.worst(input_tokens=1000, output_tokens=100, billing={"service_tier": "priority"}, at=NOVEMBER)
+    assert asked == Decimal("0.007")
+    assert own(output="1").worst(input_tokens=1, output_tokens=1) is None
+    assert own(input="1").worst(input_tokens=1, output_tokens=1) is None
+
+
+TTLS = st.sampled_from(["5m", "30m", "1h", "12h", "unspecified"])
+
+
+@given(
+    model=st.sampled_from(
+        [
+            ("openai", "gpt-6-sol"),
+            ("openai", "gpt-5.6-luna"),
+            ("openai", "gpt-4o"),
+            ("anthropic", "claude-haiku-5-5"),
+            ("anthropic", "claude-sonnet-4-6"),
+            ("google", "gemini-2.5-pro"),
+            ("deepseek", "deepseek-chat"),
+            ("deepseek", "deepseek-v4-pro"),
+            ("aws", "us.amazon.nova-pro-v1:0"),
+        ]
+    ),
+    uncached=st.integers(0, 400_000),
+    read=st.integers(0, 400_000),
+    writes=st.dictionaries(TTLS, st.integers(0, 400_000)),
+    output=st.integers(0, 100_000),
+    hour=st.integers(0, 23),
+    spare=st.integers(0, 10_000),
+)
+def test_no_request_costs_more_than_its_worst_case(
+    model: tuple[str, str], uncached: int, read: int, writes: dict[str, int], output: int, hour: int, spare: int
+) -> None:
+    rates = known(*model)
+    usage = Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output)
+    assert usage.input_tokens is not None
+    reserved = rates.worst(input_tokens=usage.input_tokens + spare, output_tokens=output, at=NOVEMBER)
+    spent = rates.cost(usage, at=NOVEMBER.replace(hour=hour)).amount
+    assert reserved is not None
+    assert spent is not None
+    assert spent <= reserved
+
+
+def test_reasoning_and_requests_may_have_prices_of_their_own() -> None:
+    def flat(price: int) -> tuple[tuple[int, Decimal], ...]:
+        return ((0, Decimal(price)),)
+
+    table = PriceList(prices={INPUT: flat(1), OUTPUT: flat(10), REASONING: flat(3), REQUEST: flat(5_000)})
+    rates = TokenRates(source="test", price_date=None, lists=(table,))
+    usage = Usage(uncached=100, cache_read=0, cache_write={}, output=50, reasoning=40)
+    assert rates.cost(usage).amount == Decimal("0.00532")  # 100 + 10 x 10 + 40 x 3 + 5,000, in millionths
+    assert rates.worst(input_tokens=100, output_tokens=50) == Decimal("0.0056")
+
+
+# -- local engines ------------------------------------------------------------------------------------------------------
+
+
+def test_local_time_is_billed_by_the_second() -> None:
+    rates = local_rates({"per_hour": "0.40"})
+    assert rates is not None
+    assert rates.cost(PLAIN, busy_s=9.0) == dollars("0.001", estimated=False, source="config")
+    assert rates.cost(PLAIN, busy_s=0.1).amount == Decimal("0.000011111111")
+    assert rates.cost(PLAIN).amount is None
+    assert rates.worst(input_tokens=1, output_tokens=1, seconds=3600) == Decimal("0.4")
+    assert rates.worst(input_tokens=1, output_tokens=1) is None
+
+
+@pytest.mark.parametrize("cost", ["0", {"per_hour": "0"}, {"per_hour": "0.00"}])
+def test_already_paid_costs_nothing(cost: Any) -> None:
+    rates = local_rates(cost)
+    assert rates is not None
+    unreported = Usage(uncached=None, cache_read=None, cache_write=None, output=None)
+    assert rates.cost(unreported) == dollars("0", estimated=False, source="config")
+    assert rates.worst(input_tokens=10**6, output_tokens=10**6) == 0
+
+
+def test_local_tokens_can_have_a_price() -> None:
+    local = Usage(uncached=10, cache_read=1000, cache_write={"kv": 90}, output=100)
+    flat, split = local_rates({"per_mtok": "0.10"}), local_rates({"per_mtok": {"input": "0.10", "output": "0.50"}})
+    assert flat is not None
+    assert split is not None
+    assert flat.cost(local) == dollars("0.00002", estimated=False, source="config")  # what was reused cost no time
+    assert split.cost(local) == dollars("0.00006", estimated=False, source="config")
+    assert split.worst(input_tokens=1000, output_tokens=100) == Decimal("0.00015")
+    assert local_rates(None) is None
+
+
+@pytest.mark.parametrize(
+    ("cost", "key"),
+    [
+        (0.4, "cost"),
+        ("1", "cost"),
+        ("free", "cost"),
+        ({}, "cost"),
+        ({"per_hour": "1", "per_mtok": "1"}, "cost"),
+        ({"per_minute": "1"}, "cost"),
+        ({"per_hour": 0.4}, "cost.per_hour"),
+        ({"per_hour": "-1"}, "cost.per_hour"),
+        ({"per_hour": "inf"}, "cost.per_hour"),
+        ({"per_mtok": 1}, "cost.per_mtok"),
+        ({"per_mtok": {"input": 1.0}}, "cost.per_mtok.input"),
+        ({"per_mtok": {"inptu": "1"}}, "cost.per_mtok.inptu"),
+    ],
+)
+def test_a_wrong_cost_names_its_key(cost: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        local_rates(cost)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("prices", "key"),
+    [
+        ({"input": 3}, "prices.input"),
+        ({"input": 3.0}, "prices.input"),
+        ({"input": "NaN"}, "prices.input"),
+        ({"cache_write": "3.75"}, "prices.cache_write"),
+        ({"cache_write": {"5m": 3.75}}, "prices.cache_write.5m"),
+        ({"cache_write": {"2h": "3.75"}}, "prices.cache_write.2h"),
+        ({"reads": "1"}, "prices.reads"),
+        ([1], "prices"),
+    ],
+)
+def test_a_wrong_price_names_its_key(prices: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        hosted_rates("openai", "gpt-6-sol", prices=prices)
+    assert caught.value.key == key
+
+
+# -- house rules --------------------------------------------------------------------------------------------------------
+
+
+def test_rates_are_values() -> None:
+    rates = known("openai", "gpt-6-sol")
+    assert rates == known("openai", "gpt-6-sol")
+    with pytest.raises(AttributeError):
+        rates.source = "mine"  # type: ignore[misc]
+    window = PriceList(prices={}, hours=(datetime(1, 1, 1, 22).time(), datetime(1, 1, 1, 2).time()))
+    assert [window.active(NOVEMBER.replace(hour=h)) for h in (1, 2, 22)] == [True, False, True]
+
+
+def test_importing_pricing_loads_no_price_table() -> None:
+    code = "import sys, cachespec.pricing; print([m for m in ('genai_prices', 'pydantic', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.shared
+def test_recorded_bills_are_what_we_compute(shared_data: Path) -> None:
+    """OpenRouter sends its own bill with the usage; its prices of these models have not changed since."""
+    checked = 0
+    for line in (shared_data / "usage" / "recorded_usage.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line, parse_float=Decimal)
+        if record["host"] != "openrouter.ai" or record["model"] not in ("anthropic/claude-sonnet-4.6", "openai/gpt-5-mini"):
+            continue
+        cost = known("openrouter", record["model"]).cost(usage_from("chat", record["usage"]))
+        assert cost.amount == record["usage"]["cost"], record
+        checked += 1
+    assert checked > 10
