@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cachespec.engine import prefix as module
-from cachespec.engine.pages import PAGE, agreement, namespace, packed
+from cachespec.engine.pages import PAGE, Tokens, agreement, namespace, packed
 from cachespec.engine.prefix import Cut, NearMiss, PrefixIndex
 from cachespec.errors import InputError
 
@@ -35,7 +36,7 @@ def run(*pages: int, tail: int = 0) -> list[int]:
     return [n * 100 + i for n in pages for i in range(PAGE)] + [7] * tail
 
 
-def kept(index: PrefixIndex, slot: int, tokens: Sequence[int], ns: bytes | None = NS) -> list[Cut]:
+def kept(index: PrefixIndex, slot: int, tokens: Tokens, ns: bytes | None = NS) -> list[Cut]:
     """Insert and retire, doing what the runtime would."""
     index.insert(slot, tokens, ns)
     cuts = index.retire(slot)
@@ -67,9 +68,10 @@ def test_arrays_and_lists_are_the_same() -> None:
     wide = np.repeat(np.array(tokens, dtype=np.int32), 2)[::2]  # not contiguous
     for form in (tokens, tuple(tokens), np.array(tokens), np.array(tokens, dtype=np.int64), wide):
         assert index.match(form, NS).tokens == 3 * PAGE
-    for wrong in ([1.5] * 20, [2**40] * 20, ["a"] * 20):
+    wrongs: list[Any] = [[1.5] * 20, [2**40] * 20, ["a"] * 20]
+    for wrong in wrongs:
         with pytest.raises(InputError):
-            index.match(wrong, NS)  # type: ignore[arg-type]
+            index.match(wrong, NS)
     assert index.peek(tokens, NS) == (3 * PAGE, 0)
     assert index.peek(tokens, None) == index.peek([1], NS) == (0, 0)
 
@@ -92,7 +94,7 @@ def test_crafted_collisions_do_not_match(monkeypatch: pytest.MonkeyPatch) -> Non
             return 0
 
         def __eq__(self, other: object) -> bool:
-            return bytes.__eq__(self, other)  # type: ignore[arg-type]
+            return bytes.__eq__(self, other)
 
         def __getitem__(self, key: slice) -> Weak:  # type: ignore[override]
             return Weak(bytes.__getitem__(self, key))
@@ -115,30 +117,30 @@ def test_the_same_page_after_something_else_is_another_page() -> None:
     assert index.match(run(2, tail=1), NS).tokens == 0
 
 
-BASE = {"model": b"m" * 16, "dtype": "f16"}
+of = partial(namespace, model=b"m" * 16, dtype="f16")
 
 
 def test_whatever_changes_kv_is_another_namespace() -> None:
     variants = [
-        namespace(**BASE),
+        of(),
         namespace(model=b"n" * 16, dtype="f16"),
         namespace(model=b"m" * 16, dtype="q8_0"),
-        namespace(**BASE, adapter=b"content-1"),  # same name or not: another content misses (vllm#30931)
-        namespace(**BASE, adapter=b"content-2"),
-        namespace(**BASE, adapter=b"content-1/load-2"),  # reloaded under the same name (vllm#42125)
-        namespace(**BASE, salt=b"content-1"),  # the same bytes in another field (vllm#51899)
-        namespace(**BASE, salt=b""),
-        namespace(**BASE, salt=b"tenant"),
-        namespace(**BASE, images=[(5, b"cat")]),  # same placeholder tokens, another image (ROCm/ATOM#1358)
-        namespace(**BASE, images=[(5, b"dog")]),
-        namespace(**BASE, images=[(6, b"cat")]),
-        namespace(**BASE, images=[(5, b"cat"), (6, b"dog")]),
-        namespace(**BASE, images=[(5, b"cat")], adapter=b"content-1", salt=b"tenant"),
+        of(adapter=b"content-1"),  # same name or not: another content misses (vllm#30931)
+        of(adapter=b"content-2"),
+        of(adapter=b"content-1/load-2"),  # reloaded under the same name (vllm#42125)
+        of(salt=b"content-1"),  # the same bytes in another field (vllm#51899)
+        of(salt=b""),
+        of(salt=b"tenant"),
+        of(images=[(5, b"cat")]),  # same placeholder tokens, another image (ROCm/ATOM#1358)
+        of(images=[(5, b"dog")]),
+        of(images=[(6, b"cat")]),
+        of(images=[(5, b"cat"), (6, b"dog")]),
+        of(images=[(5, b"cat")], adapter=b"content-1", salt=b"tenant"),
         namespace(model=b"m" * 15, dtype="mf16"),
     ]
     assert len(set(variants)) == len(variants)
     assert all(v is not None and len(v) == 16 for v in variants)
-    assert namespace(**BASE, salt=b"tenant") == namespace(**BASE, salt=b"tenant")
+    assert of(salt=b"tenant") == of(salt=b"tenant")
     index = PrefixIndex(page_bytes=1)
     for slot, name in enumerate(variants):
         kept(index, slot, run(1, 2), name)
@@ -149,9 +151,9 @@ def test_whatever_changes_kv_is_another_namespace() -> None:
 def test_what_cannot_be_identified_is_not_kept() -> None:
     unknown = [
         namespace(model=b"", dtype="f16"),
-        namespace(**BASE, adapter=b""),
-        namespace(**BASE, images=[(0, b"")]),
-        namespace(**BASE, images=[(-1, b"cat")]),
+        of(adapter=b""),
+        of(images=[(0, b"")]),
+        of(images=[(-1, b"cat")]),
     ]
     assert unknown == [None] * 4
     index = PrefixIndex(page_bytes=1)
@@ -311,9 +313,9 @@ def test_budget_and_accounting_where_forks_share_and_where_they_copy() -> None:
         assert index.excess() == 0
         index.check()
     assert PrefixIndex(page_bytes=1).excess() == 0
-    for bad in ({"page_bytes": 0}, {"page_bytes": 1, "budget": -1}, {"page_bytes": 1, "host_budget": -1}):
+    for size, budget, host in ((0, 1, 1), (1, -1, 0), (1, None, -1)):
         with pytest.raises(InputError):
-            PrefixIndex(**bad)
+            PrefixIndex(page_bytes=size, budget=budget, host_budget=host)
 
 
 def test_the_host_tier_restores_and_may_fail_to() -> None:
@@ -379,7 +381,7 @@ def test_integrity_is_really_checked() -> None:
     index._pins["x"] = (99, 1.0)
     index._slots[0].path.pop()
     index._table._spare.append(0)
-    with pytest.raises(RuntimeError, match="do not add up.*counted.*spare.*host tier.*acquired.*pinned"):
+    with pytest.raises(RuntimeError, match=r"do not add up.*counted.*spare.*host tier.*acquired.*pinned"):
         index.check()
 
 
