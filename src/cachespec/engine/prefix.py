@@ -169,6 +169,13 @@ class PrefixIndex:
         path = self._table.walk(namespace, packed(tokens), (len(tokens) - 1) // PAGE)
         return self._table.covered(path, "device") * PAGE, self._table.covered(path, "host") * PAGE
 
+    def near(self, tokens: Tokens, namespace: bytes | None) -> NearMiss | None:
+        """Where a prompt leaves what is kept, as `Match.near`. Changes nothing; on the engine's thread, or under its lock."""
+        if namespace is None or len(tokens) < 2:
+            return None
+        data = packed(tokens)
+        return self._near(self._table.walk(namespace, data, (len(tokens) - 1) // PAGE), data, namespace)
+
     def _look(self, data: bytes, queried: int, namespace: bytes) -> Match:
         table = self._table
         path = table.walk(namespace, data, (queried - 1) // PAGE)
@@ -230,6 +237,11 @@ class PrefixIndex:
                 self._guards.pop(page, None)
 
     # The host tier.
+
+    def stashed(self, slot: int) -> bool:
+        """Whether `stash` would be of no use: everything of this slot is in host memory, or there is nothing."""
+        holder = self._slots.get(slot)
+        return holder is None or self._table.covered(holder.path, "host") == len(holder.path)
 
     def stash(self, slot: int, payload: bytes) -> bool:
         """Keep a slot's exported KV (all of its sequence) in host memory. False: no room, or it is there already."""
