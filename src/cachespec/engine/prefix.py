@@ -59,7 +59,8 @@ class Match:
         adopt: the slot is idle and holds nothing beyond `tokens`: it may be used as it is, without a fork.
         stored: tokens that a host copy holds, when those are more than `tokens`; else 0.
         near: where the prompt left what is kept; None when it simply goes on, or has nothing in common.
-        ends: the last page matched in each tier, which `acquire` guards; `copy` the host copy's number.
+        ends: the last page matched in each tier, which `acquire` guards; `copy` the host copy's number. Pages are guarded, not
+            the slot: when another covers them too it may go, so `find` again after making room.
     """
 
     queried: int
@@ -151,16 +152,19 @@ class PrefixIndex:
 
     def match(self, tokens: Tokens, namespace: bytes | None) -> Match:
         """The longest known beginning of a prompt, counted in the statistics and noted as used."""
-        queried, counts = len(tokens), self._counts
-        found = Match(queried=queried)
-        if namespace is not None and queried > 1:
-            found = self._look(packed(tokens), queried, namespace)
-        reach = max(found.tokens, found.stored)
+        found, counts = self.find(tokens, namespace), self._counts
+        queried, reach = found.queried, max(found.tokens, found.stored)
         counts.update(queries=1, queried_tokens=queried, hit_tokens=reach, hits=reach > 0, misses=reach == 0)
         if found.near is not None:
             counts["near_misses"] += 1
             self._last_near = found.near
         return found
+
+    def find(self, tokens: Tokens, namespace: bytes | None) -> Match:
+        """The same, noted as used and not counted: for asking again after something had to go."""
+        if namespace is None or len(tokens) < 2:
+            return Match(queried=len(tokens))
+        return self._look(packed(tokens), len(tokens), namespace)
 
     def peek(self, tokens: Tokens, namespace: bytes | None) -> tuple[int, int]:
         """Tokens that are there on the device, and on the host. Changes nothing; from any thread, roughly right."""

@@ -46,6 +46,7 @@ class ModelInfo:
         room: tokens that all sequences together have room for; None: each has `context` of its own.
         shares: a fork shares the KV of its source, so that it takes no room; else it copies.
         rewinds: `truncate` can forget a part of a sequence. Without that (recurrent models) there is no speculation.
+        draws_together: drawing from many rows costs hardly more than from one, and they are drawn in one call.
         kv_bytes: memory of one token's KV; 0 when it is not known.
     """
 
@@ -65,6 +66,7 @@ class ModelInfo:
     room: int | None = None
     shares: bool = False
     rewinds: bool = True
+    draws_together: bool = False
     kv_bytes: int = 0
 
 
