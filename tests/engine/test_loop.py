@@ -215,9 +215,8 @@ def test_a_model_that_says_it_cannot_rewind_goes_on_from_a_checkpoint() -> None:
         before = runtime.evaluated
         longer = usage(read(engine.submit(job("question" * 5 + " and then some more text"))))
         assert runtime.evaluated - before == 64 - 32
-        other = usage(read(engine.submit(job("question" * 4 + "but here it differs"))))
     assert first == Usage(uncached=8, cache_read=0, cache_write={"kv": 32}, output=6)
-    assert (longer.cache_read, other.cache_read) == (32, 32)
+    assert longer.cache_read == 32
     assert max(runtime.truncations, default=99) >= 32  # nothing was ever cut within
 
 
