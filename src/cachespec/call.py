@@ -218,11 +218,14 @@ class ClientCall:
     def _spent(self, held: _Open) -> tuple[Usage | None, Cost]:
         """What the attempt used, as the vendor counted it where it did, and its price."""
         assembly, rates = held.assembly, held.backend.rates
-        busy = assembly.busy_s
-        if busy is None and held.backend.capabilities.local:
-            busy = perf_counter() - held.since
-        usage = assembly.usage
-        if usage is not None and assembly.finished is not None and usage.uncached is not None and usage.output is not None:
+        busy, usage, counted = assembly.busy_s, assembly.usage, assembly.finished is not None
+        if held.backend.capabilities.local and not counted:
+            # A local engine knows what it did for an attempt that was left, and how long it took.
+            busy = getattr(held.attempt, "busy_s", None)
+            busy = perf_counter() - held.since if busy is None else busy
+            usage = getattr(held.attempt, "usage", None) or usage
+            counted = usage is not None
+        if usage is not None and counted and usage.uncached is not None and usage.output is not None:
             if rates is None:
                 return usage, Cost(amount=None, estimated=False, source=None, price_date=None)
             return usage, rates.cost(usage, busy_s=busy, billing=assembly.billing)

@@ -292,13 +292,12 @@ def _out(offer: Offer, error: CachespecError) -> Offer:
     return replace(offer, eligible=False, reasons=(*offer.reasons, Reason(code, str(error))))
 
 
-def _given(request: Request, name: str) -> bool:
-    value = getattr(request, name)
-    return value is not None and value != ()
-
-
 def _unsupported(request: Request, backend: Backend) -> tuple[str, ...]:
-    return tuple(n for n in PARAMETERS if _given(request, n) and n not in backend.capabilities.parameters)
+    """The parameters that this backend cannot honour as they are given: a reason's text begins with their name."""
+    refused = {
+        r.detail.partition(":")[0].partition(".")[0] for r in backend.check(request) if r.code == "unsupported_parameter"
+    }
+    return tuple(name for name in PARAMETERS if name in refused)
 
 
 def _honourable(request: Request, backend: Backend) -> Request:

@@ -77,6 +77,14 @@ class Session:
         )
         return SessionStream(self, new)
 
+    def _in_place(self, new: Request) -> Request:
+        """System messages of a later turn stay where they are: in front of the others they would move the prefix."""
+        own = 0 if self._system is None else len(build_request("-", system=self._system).system)
+        if not self._messages or len(new.system) == own:
+            return new
+        late = Message(role="system", parts=new.system[own:])
+        return replace(new, system=new.system[:own], messages=(late, *new.messages))
+
     async def complete(
         self,
         turn: str | Sequence[MessageInput],
@@ -111,7 +119,8 @@ class SessionStream:
             raise StreamStateError("a session takes one turn at a time")
         if not self._new.messages:
             raise InputError("a turn needs a message that is not a system message", field="turn")
-        request = replace(self._new, messages=(*session._messages, *self._new.messages))
+        request = self._new = session._in_place(self._new)
+        request = replace(request, messages=(*session._messages, *request.messages))
         stream = session._client.stream_request(request)
         session._busy = True
         try:

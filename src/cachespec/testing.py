@@ -113,7 +113,7 @@ class ScriptedBackend:
     def check(self, request: Request) -> Sequence[Reason]:
         able = self.capabilities
         given = [n for n in ALL_PARAMETERS if getattr(request, n) not in (None, ()) and n not in able.parameters]
-        reasons = [Reason("unsupported_parameter", f"{self.name} cannot honour {name}") for name in sorted(given)]
+        reasons = [Reason("unsupported_parameter", f"{name}: the script has no such parameter") for name in sorted(given)]
         if request.tools and not able.tools:
             reasons.append(Reason("capability", f"{self.name} takes no tools"))
         return reasons

@@ -13,7 +13,7 @@ import pytest
 from tests.backends.hosted_support import PLAN, WEATHER, ask, body, rendered, schema
 
 from cachespec.backends._json import Raw, dumps, object_text
-from cachespec.backends._profile import ANTHROPIC_ID, CHAT_ID, MISTRAL_ID, IdRule, Profile, cannot
+from cachespec.backends._profile import ANTHROPIC_ID, CHAT_ID, MISTRAL_ID, Api, IdRule, Profile, cannot
 from cachespec.backends._render import model_family, strict_schema
 from cachespec.backends.anthropic import VERSION, anthropic_profile
 from cachespec.backends.compatible import ROWS
@@ -34,13 +34,20 @@ from cachespec.messages import (
 from cachespec.messages_parse import parse_messages
 from cachespec.request import Reasoning, Request, ResponseFormat, ToolChoice
 
+
+def profile_of(server: str, api: Api) -> Profile:
+    found = ROWS[server].profile(api)
+    assert found is not None
+    return found
+
+
 CHAT = openai_profile("gpt-6-astra", "chat")
 OLD_CHAT = openai_profile("gpt-4.1", "chat")
 RESPONSES = openai_profile("gpt-6-astra", "responses")
 MESSAGES = anthropic_profile("claude-sonnet-5-5", VERSION)
-LOCAL = ROWS["llama-server"].profiles["chat"]
-LOCAL_MESSAGES = ROWS["llama-server"].profiles["messages"]
-OPENROUTER = ROWS["openrouter"].profiles["chat"]
+LOCAL = profile_of("llama-server", "chat")
+LOCAL_MESSAGES = profile_of("llama-server", "messages")
+OPENROUTER = profile_of("openrouter", "chat")
 HOSTED = [CHAT, RESPONSES, MESSAGES]
 ANTHROPIC_MARK = CacheMark(dialect="anthropic", fields={"type": "ephemeral", "ttl": "1h", "scope": "x"})
 OPENAI_MARK = CacheMark(dialect="openai", fields={"mode": "explicit", "ttl": "12h", "new": 1})
@@ -114,15 +121,15 @@ def test_sampling_goes_where_it_is_taken() -> None:
     local = body(LOCAL, request)
     assert [local[k] for k in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")] == [0.0, 0.5, 4, 0.1, 7, 5]
     assert body(LOCAL_MESSAGES, request)["top_k"] == 4
-    assert body(ROWS["mistral"].profiles["chat"], request)["random_seed"] == 7
-    assert "stream_options" not in body(ROWS["mistral"].profiles["chat"], request)
+    assert body(profile_of("mistral", "chat"), request)["random_seed"] == 7
+    assert "stream_options" not in body(profile_of("mistral", "chat"), request)
 
 
 def test_usage_is_always_asked_for_while_streaming() -> None:
     # Without the option a Chat stream reports no usage and would be booked as free (case A13).
-    for row in ROWS.values():
-        if "chat" in row.profiles and row is not ROWS["mistral"]:
-            assert body(row.profiles["chat"], ask())["stream_options"]["include_usage"] is True
+    for server in ROWS:
+        if server != "mistral":
+            assert body(profile_of(server, "chat"), ask())["stream_options"]["include_usage"] is True
 
 
 def test_the_body_always_streams_and_extra_comes_last() -> None:
@@ -484,12 +491,12 @@ def test_an_answer_of_nothing_but_foreign_reasoning_leaves_no_message() -> None:
 
 
 def test_reasoning_text_goes_back_in_the_field_it_came_in() -> None:
-    deepseek = ROWS["deepseek"].profiles["chat"]
+    deepseek = profile_of("deepseek", "chat")
     part = ReasoningPart(text="hm", raw={"reasoning_content": "hm"}, provider="deepseek", model="deepseek-v4-pro")
     request = Request(messages=(assistant(part, TextPart(text="Hi")),))
     sent = body(deepseek, request, model="deepseek-v4-pro")
     assert sent["messages"][0] == {"role": "assistant", "reasoning_content": "hm", "content": "Hi"}
-    assert "hm" not in rendered(ROWS["groq"].profiles["chat"], request).body
+    assert "hm" not in rendered(profile_of("groq", "chat"), request).body
     given = ask(given=[{"role": "assistant", "reasoning_content": "own", "content": "Hi"}, {"role": "user", "content": "?"}])
     assert body(deepseek, given)["messages"][0]["reasoning_content"] == "own"
 
@@ -640,10 +647,32 @@ def test_parameters_that_a_protocol_cannot_say() -> None:
 
 def test_images_where_none_are_taken() -> None:
     picture = ImagePart(url="https://x/y.png")
-    assert cannot(Request(messages=(user(picture),)), LOCAL)[0].code == "capability"
+    assert cannot(Request(messages=(user(picture),)), LOCAL)[0].code == "unsupported_parameter"
     result = Request(messages=(user(ToolResultPart(id="a", content=(picture,))),))
-    assert cannot(result, CHAT)[0].code == "capability"
+    assert cannot(result, CHAT)[0].detail.startswith("images:")
     assert cannot(result, RESPONSES) == cannot(result, MESSAGES) == []
+
+
+def test_one_turn_of_several_items_is_one_chat_message_when_it_calls_tools() -> None:
+    call = ToolCallPart(id="a", name="f", arguments="{}")
+    other = ToolCallPart(id="b", name="g", arguments="{}")
+    said = [Message(role="assistant", parts=(part,)) for part in (TextPart(text="Wait."), call, other)]
+    results = tuple(Message(role="tool", parts=(ToolResultPart(id=i, content=(TextPart(text="1"),)),)) for i in "ab")
+    messages = body(CHAT, Request(messages=(user(TextPart(text="Hi")), *said, *results)))["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
+    assert messages[1]["content"] == "Wait."
+    assert [c["id"] for c in messages[1]["tool_calls"]] == ["a", "b"]
+    two = Request(messages=tuple(Message(role="assistant", parts=(TextPart(text=t),)) for t in "ab"))
+    assert len(body(CHAT, two)["messages"]) == 2
+    thought = Message(role="assistant", parts=(ReasoningPart(text="hm", raw={"type": "reasoning"}, provider="openai"),))
+    assert len(body(CHAT, Request(messages=(user(TextPart(text="Hi")), thought)))["messages"]) == 1
+
+
+def test_what_a_schema_says_of_itself_is_kept() -> None:
+    form = ResponseFormat(kind="schema", name="n", schema={"type": "object"}, strict=True, description="d")
+    wanted = {"name": "n", "schema": {"type": "object"}, "strict": True, "description": "d"}
+    assert body(CHAT, ask(response_format=form))["response_format"]["json_schema"] == wanted
+    assert body(RESPONSES, ask(response_format=form))["text"]["format"] == {"type": "json_schema", **wanted}
 
 
 def test_passthrough_goes_to_its_own_api() -> None:
@@ -665,3 +694,54 @@ def test_no_part_of_a_body_names_another_vendor() -> None:
     texts = {profile.api: rendered(profile, everything()).body for profile in HOSTED}
     assert "input_schema" not in texts["chat"] + texts["responses"]
     assert "function" not in texts["messages"]
+
+
+def test_fields_of_one_vendor_stay_with_it() -> None:
+    given = [
+        {"role": "assistant", "content": "x", "reasoning_details": [{"type": "reasoning.text"}], "phase": "final_answer"},
+        {"role": "user", "content": [{"type": "text", "text": "y", "citations": [{"a": 1}]}]},
+    ]
+    request = ask(given=given, tools=(replace(WEATHER, extra={"input_examples": [{"city": "X"}], "defer_loading": True}),))
+    assert body(OPENROUTER, request)["messages"][0]["reasoning_details"] == [{"type": "reasoning.text"}]
+    for profile in (CHAT, LOCAL, MESSAGES):
+        assert "reasoning_details" not in rendered(profile, request).body
+    assert body(RESPONSES, request)["input"][0]["phase"] == "final_answer"
+    assert body(MESSAGES, request)["messages"][1]["content"][0]["citations"] == [{"a": 1}]
+    assert "citations" not in rendered(CHAT, request).body
+    assert body(MESSAGES, request)["tools"][0]["input_examples"] == [{"city": "X"}]
+    chat = rendered(CHAT, request)
+    assert "input_examples" not in chat.body
+    assert any("tools[0]" in warning and "input_examples, defer_loading" in warning for warning in chat.warnings)
+    assert body(RESPONSES, request)["tools"][0]["defer_loading"] is True
+
+
+def test_custom_tools_of_chat() -> None:
+    custom = Tool(name="grammar", dialect="chat", raw={"type": "custom", "custom": {"name": "grammar"}})
+    made = {"type": "custom", "id": "c" * 50, "custom": {"name": "grammar", "input": "x"}}
+    request = Request(
+        messages=(Message(role="assistant", name="bob", parts=(OpaquePart(dialect="chat", raw=made),)),),
+        tools=(custom, replace(WEATHER, strict=True)),
+    )
+    sent = body(CHAT, request)
+    assert sent["tools"][0] == custom.raw
+    assert sent["tools"][1]["function"]["strict"] is True
+    assert sent["messages"][0]["name"] == "bob"
+    assert sent["messages"][0]["content"] is None
+    assert len(sent["messages"][0]["tool_calls"][0]["id"]) == 40
+    assert body(MESSAGES, ask(tools=(replace(WEATHER, strict=True),)))["tools"][0]["strict"] is True
+    hosted = Tool(name="web_search", dialect="responses", raw={"type": "web_search"})
+    assert body(RESPONSES, ask(tools=(hosted,)))["tools"] == [{"type": "web_search"}]
+
+
+def test_what_a_server_does_not_do_at_all() -> None:
+    plain = replace(LOCAL, tools=False)
+    assert [r.code for r in cannot(ask(tools=(WEATHER,)), plain)] == ["capability"]
+    form = ResponseFormat(kind="schema", schema=schema(a={"type": "string"}))
+    assert cannot(ask(response_format=form), profile_of("deepseek", "chat"))[0].detail.startswith("response_format")
+
+
+def test_thinking_that_is_no_block_is_left_out() -> None:
+    part = ReasoningPart(text="hm", raw={"reasoning_content": "hm"}, provider="anthropic")
+    made = rendered(MESSAGES, Request(messages=(assistant(part, TextPart(text="Hi")),)))
+    assert json.loads(made.body)["messages"][0]["content"] == "Hi"
+    assert any("no thinking block" in warning for warning in made.warnings)

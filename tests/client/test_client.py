@@ -209,6 +209,10 @@ async def test_a_session_appends_and_a_turn_that_fails_changes_nothing() -> None
         assert [m.text for m in sent.messages] == ["first", "one", "second"]
         assert sent.system == (TextPart(text="Be brief."),)
         assert sent.session_id == session.session_id
+        await session.complete([{"role": "system", "content": "Be loud."}, {"role": "user", "content": "fourth"}])
+        sent = backend.requests[-1][0]
+        assert sent.system == (TextPart(text="Be brief."),)
+        assert [(m.role, m.text) for m in sent.messages[-2:]] == [("system", "Be loud."), ("user", "fourth")]
 
 
 @pytest.mark.anyio

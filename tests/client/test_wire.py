@@ -212,7 +212,7 @@ async def test_c10_parallel_tool_calls_stay_apart_and_byte_exact(wire_server: Wi
     from tests.wire.frames import CALLS
 
     async with client_of(wire_server, api, "tools2") as client:
-        done = await client.complete("Hi", tools=[{"name": n, "parameters": {"type": "object"}} for _, n, _ in CALLS])
+        done = await client.complete("Hi", tools=[{"name": n, "input_schema": {"type": "object"}} for _, n, _ in CALLS])
     assert [(c.name, c.arguments) for c in done.tool_calls] == [(name, arguments) for _, name, arguments in CALLS]
     assert done.finish_reason == "tool_calls"
 

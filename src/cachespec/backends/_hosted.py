@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -59,60 +60,72 @@ class SDKClient(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Which model, where, and on what terms; checked when a backend is made of it.
+
+    `price_provider` is whose published prices hold, None where only `base_url` can tell; `local` says that the server runs
+    on the caller's own machines. Times are seconds.
+    """
+
+    name: str
+    model: str
+    profile: Profile
+    api_key: str | None
+    base_url: str
+    price_provider: str | None
+    prices: Mapping[str, Any] | None
+    context: int | None
+    max_output: int | None
+    headers: Mapping[str, str] | None
+    connect_timeout: float
+    read_timeout: float
+    local: bool = False
+
+    def checked(self) -> Target:
+        """Itself. Raises ConfigError naming the field that is wrong."""
+        for key, text in (("name", self.name), ("model", self.model)):
+            if not isinstance(text, str) or not text:
+                raise ConfigError("must be a text that is not empty", key=key)
+        for key, number in (("connect_timeout", self.connect_timeout), ("read_timeout", self.read_timeout)):
+            if not number > 0:
+                raise ConfigError(f"must be more than 0 seconds, not {number}", key=key)
+        for key, count in (("context", self.context), ("max_output", self.max_output)):
+            if count is not None and count < 1:
+                raise ConfigError(f"must be 1 or more tokens, not {count}", key=key)
+        return self
+
+
 class HostedBackend:
-    """A `Backend` on an SDK's client. A subclass says how that client is built; `Profile` says what its server takes."""
+    """A `Backend` on an SDK's client. A subclass says how that client is built; the profile says what its server takes."""
 
     sdk: ClassVar[str]
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        model: str,
-        profile: Profile,
-        api_key: str | None,
-        base_url: str,
-        price_provider: str | None,
-        prices: Mapping[str, Any] | None = None,
-        context: int | None = None,
-        max_output: int | None = None,
-        local: bool = False,
-        headers: Mapping[str, str] | None = None,
-        connect_timeout: float = 10.0,
-        read_timeout: float = 600.0,
-    ) -> None:
-        for key, text in (("name", name), ("model", model)):
-            if not isinstance(text, str) or not text:
-                raise ConfigError("must be a text that is not empty", key=key)
-        for key, number in (("connect_timeout", connect_timeout), ("read_timeout", read_timeout)):
-            if not number > 0:
-                raise ConfigError(f"must be more than 0 seconds, not {number}", key=key)
-        for key, count in (("context", context), ("max_output", max_output)):
-            if count is not None and count < 1:
-                raise ConfigError(f"must be 1 or more tokens, not {count}", key=key)
-        self.name, self.model, self.provider = name, model, profile.provider
-        self.base_url = checked_url(base_url)
+    def __init__(self, target: Target) -> None:
+        profile = target.checked().profile
+        self.name, self.model, self.provider = target.name, target.model, profile.provider
+        self.base_url = checked_url(target.base_url)
         if find_spec(self.sdk) is None:
-            raise MissingDependencyError(f"backend {name!r} needs the package {self.sdk!r}", extra=self.sdk)
+            raise MissingDependencyError(f"backend {self.name!r} needs the package {self.sdk!r}", extra=self.sdk)
         from cachespec.pricing import hosted_rates
 
-        self.rates = hosted_rates(price_provider, model, base_url=self.base_url, prices=prices)
+        self.rates = hosted_rates(target.price_provider, self.model, base_url=self.base_url, prices=target.prices)
         self.capabilities = Capabilities(
             parameters=profile.parameters,
             tools=profile.tools,
             images=profile.images,
             json_mode=profile.json_mode,
             json_schema=profile.json_schema,
-            context=context,
-            max_output=max_output,
-            local=local,
+            context=target.context,
+            max_output=target.max_output,
+            local=target.local,
             marks=profile.marks,
             opt_out=profile.opt_out,
         )
         self._profile = profile
-        self._api_key = api_key
-        self._own_headers = {key.lower(): value for key, value in (headers or {}).items()}
-        self._connect_timeout, self._read_timeout = connect_timeout, read_timeout
+        self._api_key = target.api_key
+        self._own_headers = {key.lower(): value for key, value in (target.headers or {}).items()}
+        self._connect_timeout, self._read_timeout = target.connect_timeout, target.read_timeout
         self._url = self.base_url + _PATH[profile.api]
         self._client: SDKClient | None = None
         self._module: ModuleType | None = None

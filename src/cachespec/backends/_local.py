@@ -159,7 +159,7 @@ class LocalBackend(ABC):
         """See `Backend.check`. A model that is not loaded yet is asked nothing about its template."""
         reasons = [Reason("unsupported_parameter", text) for text in self._refused_parameters(request)]
         if any(_has_image(part) for message in request.messages for part in message.parts):
-            reasons.append(Reason("capability", f"{self.model} takes no images"))
+            reasons.append(Reason("unsupported_parameter", f"images: {self.model} takes none"))
         if request.tools and self._loaded is not None and self._loaded.template.tools is None:
             reasons.append(
                 Reason("capability", f"the chat template of {self.model} has no tool calls that are understood here")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
 
 from cachespec.decision import Reason
-from cachespec.messages import ImagePart, OpaquePart, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from cachespec.messages import ImagePart, OpaquePart, ToolResultPart
 from cachespec.request import Request
 
 Api: TypeAlias = Literal["chat", "responses", "messages"]
@@ -60,6 +60,7 @@ class Profile:
         obfuscation: whether it pads stream events unless told not to.
         encrypted_reasoning: whether reasoning comes back encrypted, to be replayed.
         reasoning_field: the field of an assistant message in which it takes its own reasoning text back.
+        message_extra: fields of a message in its own dialect that only this vendor knows.
         effort: how effort is said: a plain field, or an object.
         result_images: whether a tool result may hold images.
         tool_ids: the ids of tool calls that it takes.
@@ -84,6 +85,7 @@ class Profile:
     obfuscation: bool = False
     encrypted_reasoning: bool = False
     reasoning_field: str | None = None
+    message_extra: tuple[str, ...] = ()
     effort: Literal["reasoning_effort", "reasoning"] = "reasoning_effort"
     tool_ids: IdRule = ANY_ID
     opt_out: Mapping[str, Any] | None = None
@@ -117,23 +119,19 @@ def cannot(request: Request, profile: Profile) -> list[Reason]:
             capability["a system message after the first other message is not taken"] = None
         started = started or not system
         for part in message.parts:
-            _part(part, profile, capability.setdefault)
-    return reasons + [Reason("capability", text) for text in capability]
-
-
-def _part(part: object, profile: Profile, note: Callable[[str, None], None]) -> None:
-    if isinstance(part, TextPart | ToolCallPart | ReasoningPart):
-        return
-    if isinstance(part, ImagePart) and not profile.images:
-        note("images are not taken", None)
-    elif isinstance(part, OpaquePart) and part.dialect != profile.api:
-        note(f"{part.raw.get('type', 'item')} is {part.dialect}'s own part", None)
-    elif (
-        isinstance(part, ToolResultPart)
-        and not profile.result_images
-        and any(isinstance(inner, ImagePart) for inner in part.content)
+            if isinstance(part, OpaquePart) and part.dialect != profile.api:
+                capability[f"{part.raw.get('type', 'item')} is {part.dialect}'s own part"] = None
+    if not profile.images and any(isinstance(p, ImagePart) for m in request.messages for p in m.parts):
+        reasons.append(_parameter("images", "are not taken"))
+    if not profile.result_images and any(
+        isinstance(inner, ImagePart)
+        for message in request.messages
+        for part in message.parts
+        if isinstance(part, ToolResultPart)
+        for inner in part.content
     ):
-        note("images in tool results are not taken", None)
+        reasons.append(_parameter("images", "are not taken in tool results"))
+    return reasons + [Reason("capability", text) for text in capability]
 
 
 def _parameter(name: str, why: str) -> Reason:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cachespec.backends._json import dumps
@@ -90,9 +90,15 @@ class Renderer:
     def tool_id(self, given: str) -> str:
         return self.profile.tool_ids.apply(given)
 
-    def own_extra(self, extra: Mapping[str, Any] | None, known: Iterable[str]) -> Body:
-        """Of the fields that only a part's own dialect knows, those that this dialect knows."""
-        return {key: extra[key] for key in known if key in extra} if extra else {}
+    def own_extra(self, extra: Mapping[str, Any] | None, known: Iterable[str], *, at: str | None = None) -> Body:
+        """Of the fields that only one dialect knows, those that this one knows. The rest is no content: what it is to the
+        model is said elsewhere. Where it is more than that (a tool's settings), `at` names the place for the warning."""
+        if not extra:
+            return {}
+        own = {key: extra[key] for key in known if key in extra}
+        if at is not None and (foreign := [key for key in extra if key not in own]):
+            self.warn(f"left out at {at}, as this protocol has no such fields: {', '.join(foreign)}")
+        return own
 
     def replays(self, part: ReasoningPart, at: str) -> bool:
         """Whether a reasoning part goes back: only to the provider and model family it came from."""
@@ -166,7 +172,6 @@ class Numbering:
 
     system: int
     message: int = 0
-    _next: int = field(default=0)
 
     def names(self, message: Message) -> list[str]:
         if message.role in ("system", "developer"):

@@ -14,9 +14,6 @@ from cachespec.decision import Plan
 from cachespec.messages import ImagePart, Message, OpaquePart, ReasoningPart, TextPart, Tool, ToolCallPart, ToolResultPart
 from cachespec.request import Request, ResponseFormat
 
-_MESSAGE_EXTRA = ("audio", "reasoning_details")
-_TOOL_EXTRA = ("defer_loading",)
-
 
 def render_chat(profile: Profile, request: Request, plan: Plan, *, model: str) -> Rendered:
     """The exact body of ``POST /chat/completions``. Raises: InputError where a text cannot be encoded."""
@@ -54,13 +51,32 @@ def _messages(r: Renderer) -> list[Body]:
         content = _content(r, [(f"system[{i}]", part) for i, part in enumerate(request.system)])
         out.append({"role": r.profile.system_role, "content": content})
     numbering = Numbering(system=len(request.system))
+    turn: list[tuple[Message, list[tuple[str, Any]]]] = []  # assistant messages that stand together
     for message in request.messages:
         named = list(zip(numbering.names(message), message.parts, strict=True))
         if message.role == "assistant":
-            out.append(_assistant(r, message, named))
-        else:
-            _given(r, message, named, out)
-    return out
+            turn.append((message, named))
+            continue
+        out += _turn(r, turn)
+        turn = []
+        _given(r, message, named, out)
+    return [*out, *_turn(r, turn)]
+
+
+def _turn(r: Renderer, turn: list[tuple[Message, list[tuple[str, Any]]]]) -> list[Body]:
+    """One message each, but one for all where there are tool calls: their results must follow the message that has them.
+
+    Responses and Messages say a turn in several items; Chat has one message for it.
+    """
+    if len(turn) > 1 and any(isinstance(part, ToolCallPart) for message, _ in turn for part in message.parts):
+        turn = [(turn[0][0], [pair for _, named in turn for pair in named])]
+    entries = [(_assistant(r, message, named), named) for message, named in turn]
+    # A message of nothing but reasoning that could not be sent back says nothing.
+    return [e for e, named in entries if e.keys() != {"role", "content"} or e["content"] or not named or _said(named)]
+
+
+def _said(named: list[tuple[str, Any]]) -> bool:
+    return any(not isinstance(part, ReasoningPart) for _, part in named)
 
 
 def _given(r: Renderer, message: Message, named: list[tuple[str, Any]], out: list[Body]) -> None:
@@ -115,7 +131,7 @@ def _assistant(r: Renderer, message: Message, named: list[tuple[str, Any]]) -> B
     entry["content"] = _content(r, content) if content else None if calls else ""
     if message.name is not None:
         entry["name"] = message.name
-    entry.update(r.own_extra(message.extra, _MESSAGE_EXTRA))
+    entry.update(r.own_extra(message.extra, r.profile.message_extra))
     if calls:
         entry["tool_calls"] = calls
     return entry
@@ -161,7 +177,7 @@ def _tool(r: Renderer, tool: Tool, at: str) -> Body:
     if tool.strict is not None:
         function["strict"] = tool.strict
     r.unmarkable(at, tool.mark)
-    return {"type": "function", "function": function, **r.own_extra(tool.extra, _TOOL_EXTRA)}
+    return {"type": "function", "function": function, **r.own_extra(tool.extra, (), at=at)}
 
 
 def _tool_choice(r: Renderer, body: Body) -> None:
@@ -177,6 +193,8 @@ def _response_format(form: ResponseFormat) -> Body:
     if form.kind == "json":
         return {"type": "json_object"}
     schema: Body = {"name": form.name, "schema": form.schema}
-    if strict_schema(form.schema):
-        schema["strict"] = True
+    if form.description is not None:
+        schema["description"] = form.description
+    if form.strict is not None or strict_schema(form.schema):
+        schema["strict"] = form.strict is not False
     return {"type": "json_schema", "json_schema": schema}

@@ -152,7 +152,7 @@ def _tool(r: Renderer, tool: Tool, at: str) -> Body:
     entry["input_schema"] = tool.parameters or {"type": "object", "properties": {}}
     if tool.strict is not None:
         entry["strict"] = tool.strict
-    return {**entry, **r.own_extra(tool.extra, _TOOL_EXTRA), **mark}
+    return {**entry, **r.own_extra(tool.extra, _TOOL_EXTRA, at=at), **mark}
 
 
 def _tool_choice(r: Renderer, body: Body) -> None:

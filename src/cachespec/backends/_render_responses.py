@@ -14,7 +14,6 @@ from cachespec.decision import Plan
 from cachespec.messages import ImagePart, Message, OpaquePart, ReasoningPart, TextPart, Tool, ToolCallPart, ToolResultPart
 from cachespec.request import Request, ResponseFormat
 
-_MESSAGE_EXTRA = ("phase",)
 _CALL_EXTRA = ("namespace", "caller")
 _TEXT_EXTRA = ("annotations",)
 _TOOL_EXTRA = ("allowed_callers", "defer_loading", "output_schema")
@@ -69,7 +68,7 @@ def _message(r: Renderer, message: Message, names: list[str], items: list[Body])
 
     def flush() -> None:
         if run:
-            extra = r.own_extra(message.extra, _MESSAGE_EXTRA)
+            extra = r.own_extra(message.extra, r.profile.message_extra)
             text = _lone(run)
             item = {"type": "message", "role": _role(message), "content": list(run) if text is None else text}
             items.append({**item, **extra})
@@ -158,7 +157,7 @@ def _tool(r: Renderer, tool: Tool, at: str) -> Body:
     function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
     # Left out, Responses would rewrite the schema to a stricter one; the other two protocols never do.
     function["strict"] = bool(tool.strict)
-    return {**function, **r.own_extra(tool.extra, _TOOL_EXTRA)}
+    return {**function, **r.own_extra(tool.extra, _TOOL_EXTRA, at=at)}
 
 
 def _tool_choice(r: Renderer, body: Body) -> None:
@@ -173,4 +172,6 @@ def _tool_choice(r: Renderer, body: Body) -> None:
 def _format(form: ResponseFormat) -> Body:
     if form.kind == "json":
         return {"type": "json_object"}
-    return {"type": "json_schema", "name": form.name, "schema": form.schema, "strict": strict_schema(form.schema)}
+    strict = strict_schema(form.schema) if form.strict is None else form.strict
+    said = {} if form.description is None else {"description": form.description}
+    return {"type": "json_schema", "name": form.name, **said, "schema": form.schema, "strict": strict}

@@ -42,8 +42,8 @@ CLOSE_S = 0.1
 class HttpClient(httpx2.AsyncClient):
     """An HTTP client that sends again, at once, when a pooled connection turns out to have been closed by the server.
 
-    Only where the connection was reused, nothing was received and no time has passed: the server cannot have seen the
-    request. Anything else is the caller's to decide.
+    Only where the connection was reused, not a byte came back and hardly any time has passed: that is how a server looks
+    which had closed it before the request came. Anything else is the caller's to decide.
     """
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -147,13 +147,12 @@ def transport_error(
     """A failure below the protocol: a timeout, no connection, a broken one, or bytes that no HTTP server may send."""
     facts: dict[str, Any] = {"backend": backend, "model": model, "request_id": request_id}
     if isinstance(error, httpx2.TimeoutException):
-        waited = "connecting took" if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout) else "nothing came for"
-        return RequestTimeoutError(f"{waited} too long{where}", **facts)
+        connecting = isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout)
+        return RequestTimeoutError(f"no {'connection' if connecting else 'byte over the connection'}{where} in time", **facts)
     if isinstance(error, httpx2.DecodingError):
         return ServerError(f"the answer's encoding is broken: {error}", **facts)
-    what = "no connection" if isinstance(error, httpx2.ConnectError) else "the connection broke"
-    detail = str(error) or type(error).__name__
-    return ConnectionFailedError(f"{what}{where}: {detail}", **facts)
+    what = f"no connection{where}" if isinstance(error, httpx2.ConnectError) else f"the connection{where} broke"
+    return ConnectionFailedError(f"{what}: {str(error) or type(error).__name__}", **facts)
 
 
 def sdk_error(error: Exception, sdk: ModuleType, *, backend: str, model: str, url: str) -> BackendError:

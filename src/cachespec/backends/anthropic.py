@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, Literal, cast
 
 import httpx2
 
-from cachespec.backends._hosted import Headers, HostedBackend, SDKClient, ambient_headers, known_context, required_key
+from cachespec.backends._hosted import Headers, HostedBackend, SDKClient, Target, ambient_headers, known_context, required_key
 from cachespec.backends._profile import ANTHROPIC_ID, Profile
 from cachespec.durations import Duration
 from cachespec.errors import ConfigError
@@ -54,13 +55,11 @@ class AnthropicProtocol(HostedBackend):
 
     sdk = "anthropic"
 
-    def __init__(
-        self, *, base_url: str, version: str = VERSION, auth: Literal["bearer", "x-api-key"] = "bearer", **options: Any
-    ) -> None:
+    def __init__(self, target: Target, *, version: str = VERSION, auth: Literal["bearer", "x-api-key"] = "bearer") -> None:
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", version):
             raise ConfigError(f"must be a date such as 2023-06-01, not {version!r}", key="version")
         # The SDK adds /v1 itself, unlike OpenAI's; whoever wrote it too meant the same address.
-        super().__init__(base_url=base_url.rstrip("/").removesuffix("/v1"), **options)
+        super().__init__(replace(target, base_url=target.base_url.rstrip("/").removesuffix("/v1")))
         self._version, self._auth = version, auth
 
     def _build(self, http: httpx2.AsyncClient) -> tuple[ModuleType, SDKClient, Headers]:
@@ -115,14 +114,12 @@ class AnthropicBackend(AnthropicProtocol):
         read_timeout: Duration = 600.0,
     ) -> None:
         own = base_url is None or base_url.rstrip("/") == URL
-        super().__init__(
+        target = Target(
             name=name,
             model=model,
             profile=anthropic_profile(model, version),
             api_key=required_key(api_key, variable=KEY, own_url=own, environ=os.environ),
             base_url=base_url or URL,
-            version=version,
-            auth=auth,
             price_provider="anthropic" if own else None,
             prices=prices,
             context=known_context(_CONTEXT, model) if context is None else context,
@@ -131,3 +128,4 @@ class AnthropicBackend(AnthropicProtocol):
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
         )
+        super().__init__(target, version=version, auth=auth)

@@ -87,7 +87,11 @@ class Backend(Protocol):
         """Load what has to be loaded (a local model). Called once, before any `open`. Raises ConfigError and the like."""
 
     def check(self, request: Request) -> Sequence[Reason]:
-        """Why this backend cannot honour the request (empty: it can). Pure; no I/O."""
+        """Why this backend cannot honour the request (empty: it can). Pure; no I/O.
+
+        The text of an ``unsupported_parameter`` begins with the name of the `Request` field and a colon, so that a client
+        told to drop what is unsupported knows what to drop.
+        """
 
     def estimate(self, prompt: Prompt) -> Estimate:
         """Tokens, belief and latency for this prompt. Pure with respect to the outside; no I/O."""

@@ -23,14 +23,20 @@ if TYPE_CHECKING:
 _BASE = ("temperature", "top_p", "stop", "response_format", "max_output_tokens")
 _CHAT = frozenset({*_BASE, "seed", "tool_choice"})
 _SAMPLING = frozenset({*_CHAT, "top_k", "min_p"})
-_MESSAGES = frozenset({"temperature", "top_p", "top_k", "stop", "tool_choice", "max_output_tokens"})
 _RESPONSES = frozenset({"temperature", "top_p", "tool_choice", "response_format", "max_output_tokens"})
+_EFFORT = frozenset({"effort"})
 
-
-def _messages(provider: str | None = None, parameters: frozenset[str] = _MESSAGES, **more: Any) -> Profile:
-    """Anthropic's protocol as it is spoken elsewhere: sampling as of 2023-06-01, no schemas, no cache marks."""
-    plain = {"json_mode": False, "json_schema": False, "late_system": False, "tool_ids": ANTHROPIC_ID}
-    return Profile(api="messages", provider=provider, parameters=parameters, **{**plain, **more})
+# Anthropic's protocol as it is spoken elsewhere: sampling as of 2023-06-01, no schemas, no cache marks.
+_MESSAGES = Profile(
+    api="messages",
+    parameters=frozenset({"temperature", "top_p", "top_k", "stop", "tool_choice", "max_output_tokens"}),
+    json_mode=False,
+    json_schema=False,
+    late_system=False,
+    tool_ids=ANTHROPIC_ID,
+)
+# vLLM and SGLang: every sampling parameter, an effort for the models that have one, reasoning text of one's own.
+_ENGINE = Profile(api="chat", parameters=_SAMPLING | {"reasoning"}, reasoning=_EFFORT, reasoning_field="reasoning_content")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,97 +45,125 @@ class Row:
 
     Attributes:
         url: the base URL of its OpenAI protocols (and, for a local server, where it listens unless told otherwise).
-        profiles: what it takes, by protocol; the first is the one used unless the caller names another.
+        profiles: what it takes in each protocol it speaks; the first is the one used unless the caller names another.
         messages_url: the base URL of its Anthropic protocol, where that is not `url` without ``/v1``.
         key: the environment variable that holds its key; None where it asks for none.
         local: runs on the caller's own machines: its prices are the caller's, and no speed is assumed.
     """
 
     url: str
-    profiles: Mapping[Api, Profile]
+    profiles: tuple[Profile, ...]
     messages_url: str | None = None
     key: str | None = None
     local: bool = False
 
+    def profile(self, api: Api | None = None) -> Profile | None:
+        """What it takes in a protocol, by default the first; None where it does not speak that."""
+        return next((p for p in self.profiles if api in (None, p.api)), None)
 
-def _row(*profiles: Profile, **fields: Any) -> Row:
-    return Row(profiles={profile.api: profile for profile in profiles}, **fields)
-
-
-def _chat(provider: str | None, parameters: frozenset[str], **more: Any) -> Profile:
-    return Profile(api="chat", provider=provider, parameters=parameters, **more)
-
-
-_EFFORT = frozenset({"effort"})
 
 ROWS: Mapping[str, Row] = {
     # Local servers.
-    "vllm": _row(
-        _chat(None, _SAMPLING | {"reasoning"}, reasoning=_EFFORT, reasoning_field="reasoning_content"),
-        Profile(api="responses", parameters=_RESPONSES | {"reasoning"}, reasoning=_EFFORT),
-        _messages(),
+    "vllm": Row(
+        profiles=(_ENGINE, Profile(api="responses", parameters=_RESPONSES | {"reasoning"}, reasoning=_EFFORT), _MESSAGES),
         url="http://127.0.0.1:8000/v1",
         local=True,
     ),
-    "sglang": _row(
-        _chat(None, _SAMPLING | {"reasoning"}, reasoning=_EFFORT, reasoning_field="reasoning_content"),
-        url="http://127.0.0.1:30000/v1",
-        local=True,
-    ),
-    "llama-server": _row(
-        _chat(None, _SAMPLING, reasoning_field="reasoning_content"),
-        Profile(api="responses", parameters=(_RESPONSES - {"response_format"}) | {"top_k", "min_p", "seed"}),
-        _messages(),
+    "sglang": Row(profiles=(_ENGINE,), url="http://127.0.0.1:30000/v1", local=True),
+    "llama-server": Row(
+        profiles=(
+            Profile(api="chat", parameters=_SAMPLING, reasoning_field="reasoning_content"),
+            Profile(api="responses", parameters=(_RESPONSES - {"response_format"}) | {"top_k", "min_p", "seed"}),
+            _MESSAGES,
+        ),
         url="http://127.0.0.1:8080/v1",
         local=True,
     ),
-    "ollama": _row(
-        _chat(None, _CHAT - {"tool_choice"}),
-        _messages(parameters=_MESSAGES - {"tool_choice"}),
+    "ollama": Row(
+        profiles=(
+            Profile(api="chat", parameters=_CHAT - {"tool_choice"}),
+            replace(_MESSAGES, parameters=_MESSAGES.parameters - {"tool_choice"}),
+        ),
         url="http://127.0.0.1:11434/v1",
         local=True,
     ),
-    "lmstudio": _row(
-        _chat(None, (_CHAT - {"tool_choice"}) | {"top_k"}, json_mode=False),
+    "lmstudio": Row(
+        profiles=(Profile(api="chat", parameters=(_CHAT - {"tool_choice"}) | {"top_k"}, json_mode=False),),
         url="http://127.0.0.1:1234/v1",
         local=True,
     ),
     # Vendors.
-    "deepseek": _row(
-        _chat("deepseek", _CHAT - {"seed"}, json_schema=False, reasoning_field="reasoning_content"),
-        _messages("deepseek", _MESSAGES - {"top_k"}),
+    "deepseek": Row(
+        profiles=(
+            Profile(
+                api="chat",
+                provider="deepseek",
+                parameters=_CHAT - {"seed"},
+                json_schema=False,
+                reasoning_field="reasoning_content",
+            ),
+            replace(_MESSAGES, provider="deepseek", parameters=_MESSAGES.parameters - {"top_k"}),
+        ),
         url="https://api.deepseek.com/v1",
         messages_url="https://api.deepseek.com/anthropic",
         key="DEEPSEEK_API_KEY",
     ),
-    "openrouter": _row(
-        _chat(
-            "openrouter",
-            _SAMPLING | {"reasoning"},
-            reasoning=frozenset({"effort", "budget_tokens"}),
-            effort="reasoning",
-            marks="anthropic",  # turned into the vendor's own where it is not Anthropic
-            cache_fields=frozenset({"cache_control"}),
-            images=True,
+    "openrouter": Row(
+        profiles=(
+            Profile(
+                api="chat",
+                provider="openrouter",
+                parameters=_SAMPLING | {"reasoning"},
+                reasoning=frozenset({"effort", "budget_tokens"}),
+                effort="reasoning",
+                marks="anthropic",  # turned into the vendor's own where it is not Anthropic
+                cache_fields=frozenset({"cache_control"}),
+                message_extra=("reasoning_details",),
+                images=True,
+            ),
         ),
         url="https://openrouter.ai/api/v1",
         key="OPENROUTER_API_KEY",
     ),
-    "groq": _row(
-        _chat("groq", _CHAT | {"reasoning"}, reasoning=_EFFORT),
+    "groq": Row(
+        profiles=(Profile(api="chat", provider="groq", parameters=_CHAT | {"reasoning"}, reasoning=_EFFORT),),
         url="https://api.groq.com/openai/v1",
         key="GROQ_API_KEY",
     ),
-    "mistral": _row(
-        # Unknown fields are refused, `stream_options` among them; usage comes unasked.
-        _chat("mistral", _CHAT, names={"seed": "random_seed"}, stream_usage=False, tool_ids=MISTRAL_ID),
+    "mistral": Row(
+        profiles=(
+            Profile(
+                api="chat",
+                provider="mistral",
+                parameters=_CHAT,
+                names={"seed": "random_seed"},
+                stream_usage=False,  # unknown fields are refused, `stream_options` among them; usage comes unasked
+                tool_ids=MISTRAL_ID,
+            ),
+        ),
         url="https://api.mistral.ai/v1",
         key="MISTRAL_API_KEY",
     ),
-    "together": _row(_chat("together", _SAMPLING), url="https://api.together.xyz/v1", key="TOGETHER_API_KEY"),
-    "fireworks": _row(_chat("fireworks", _SAMPLING), url="https://api.fireworks.ai/inference/v1", key="FIREWORKS_API_KEY"),
-    "cerebras": _row(_chat("cerebras", _CHAT), url="https://api.cerebras.ai/v1", key="CEREBRAS_API_KEY"),
-    "xai": _row(_chat("x-ai", _CHAT | {"reasoning"}, reasoning=_EFFORT), url="https://api.x.ai/v1", key="XAI_API_KEY"),
+    "together": Row(
+        profiles=(Profile(api="chat", provider="together", parameters=_SAMPLING),),
+        url="https://api.together.xyz/v1",
+        key="TOGETHER_API_KEY",
+    ),
+    "fireworks": Row(
+        profiles=(Profile(api="chat", provider="fireworks", parameters=_SAMPLING),),
+        url="https://api.fireworks.ai/inference/v1",
+        key="FIREWORKS_API_KEY",
+    ),
+    "cerebras": Row(
+        profiles=(Profile(api="chat", provider="cerebras", parameters=_CHAT),),
+        url="https://api.cerebras.ai/v1",
+        key="CEREBRAS_API_KEY",
+    ),
+    "xai": Row(
+        profiles=(Profile(api="chat", provider="x-ai", parameters=_CHAT | {"reasoning"}, reasoning=_EFFORT),),
+        url="https://api.x.ai/v1",
+        key="XAI_API_KEY",
+    ),
 }
 
 
@@ -171,36 +205,39 @@ def compatible(
         near = get_close_matches(server, ROWS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(ROWS)}"
         raise ConfigError(f"no server {server!r}", key="server", hint=hint)
-    spoken: Api = next(iter(row.profiles)) if api is None else api
-    if spoken not in row.profiles:
-        raise ConfigError(f"{server} does not speak {spoken!r}", key="api", hint=f"known: {', '.join(row.profiles)}")
-    profile = row.profiles[spoken]
+    profile = row.profile(api)
+    if profile is None:
+        raise ConfigError(
+            f"{server} does not speak {api!r}", key="api", hint=f"known: {', '.join(p.api for p in row.profiles)}"
+        )
     if images is not None:
-        profile = replace(profile, images=images, result_images=images and spoken != "chat")
-    default = (row.messages_url or row.url) if spoken == "messages" else row.url
+        profile = replace(profile, images=images, result_images=images and profile.api != "chat")
+    default = (row.messages_url or row.url) if profile.api == "messages" else row.url
     own = base_url is None or base_url.rstrip("/") == default
-    options: dict[str, Any] = {
-        "name": name,
-        "model": model,
-        "profile": profile,
-        "api_key": _key(row, api_key, own=own),
-        "base_url": base_url or default,
-        "price_provider": None if row.local or not own else profile.provider,
-        "prices": prices,
-        "context": context,
-        "max_output": max_output,
-        "local": row.local,
-        "headers": headers,
-        "connect_timeout": connect_timeout,
-        "read_timeout": read_timeout,
-    }
-    if spoken == "messages":
+    from cachespec.backends._hosted import Target
+
+    target = Target(
+        name=name,
+        model=model,
+        profile=profile,
+        api_key=_key(row, api_key, own=own),
+        base_url=base_url or default,
+        price_provider=None if row.local or not own else profile.provider,
+        prices=prices,
+        context=context,
+        max_output=max_output,
+        headers=headers,
+        connect_timeout=connect_timeout,
+        read_timeout=read_timeout,
+        local=row.local,
+    )
+    if profile.api == "messages":
         from cachespec.backends.anthropic import AnthropicProtocol
 
-        return AnthropicProtocol(version="2023-06-01", auth="x-api-key", **options)
+        return AnthropicProtocol(target, version="2023-06-01", auth="x-api-key")
     from cachespec.backends.openai import OpenAIProtocol
 
-    return OpenAIProtocol(**options)
+    return OpenAIProtocol(target)
 
 
 def _key(row: Row, api_key: str | None, *, own: bool) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import httpx2
 
-from cachespec.backends._hosted import Headers, HostedBackend, SDKClient, ambient_headers, known_context, required_key
+from cachespec.backends._hosted import Headers, HostedBackend, SDKClient, Target, ambient_headers, known_context, required_key
 from cachespec.backends._profile import CHAT_ID, RESPONSES_ID, Profile, cannot
 from cachespec.decision import Reason
 from cachespec.durations import Duration
@@ -75,6 +75,7 @@ def openai_profile(model: str, api: Literal["responses", "chat"]) -> Profile:
         system_role="developer" if reasoning else "system",
         obfuscation=True,
         encrypted_reasoning=reasoning,
+        message_extra=("audio",) if api == "chat" else ("phase",),
         tool_ids=CHAT_ID if api == "chat" else RESPONSES_ID,
     )
 
@@ -84,8 +85,8 @@ class OpenAIProtocol(HostedBackend):
 
     sdk = "openai"
 
-    def __init__(self, *, organization: str | None = None, project: str | None = None, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, target: Target, *, organization: str | None = None, project: str | None = None) -> None:
+        super().__init__(target)
         self._organization, self._project = organization, project
 
     def _build(self, http: httpx2.AsyncClient) -> tuple[ModuleType, SDKClient, Headers]:
@@ -139,14 +140,12 @@ class OpenAIBackend(OpenAIProtocol):
         read_timeout: Duration = 600.0,
     ) -> None:
         own = base_url is None or base_url.rstrip("/") == URL
-        super().__init__(
+        target = Target(
             name=name,
             model=model,
             profile=openai_profile(model, api),
             api_key=required_key(api_key, variable=KEY, own_url=own, environ=os.environ),
             base_url=base_url or URL,
-            organization=organization or (os.environ.get("OPENAI_ORG_ID") if own else None),
-            project=project or (os.environ.get("OPENAI_PROJECT_ID") if own else None),
             price_provider="openai" if own else None,
             prices=prices,
             context=known_context(_CONTEXT, model) if context is None else context,
@@ -154,6 +153,11 @@ class OpenAIBackend(OpenAIProtocol):
             headers=headers,
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
+        )
+        super().__init__(
+            target,
+            organization=organization or (os.environ.get("OPENAI_ORG_ID") if own else None),
+            project=project or (os.environ.get("OPENAI_PROJECT_ID") if own else None),
         )
         version = generation(model)
         # Reported for GPT-5.1 and later: sampling parameters are taken while reasoning is switched off, else refused.
