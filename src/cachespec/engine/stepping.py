@@ -119,9 +119,9 @@ class Stepper:
         budget = max(0, budget)
         for (part, _), plan, remaining in zip(drafted, plans, left, strict=True):
             part.plan = plan
-            drafts = clip(
-                part.drafts, room=info.context - part.lease.held, left=remaining, is_end=self._runtime.is_end
-            )[: budget if info.rewinds else 0]
+            drafts = clip(part.drafts, room=info.context - part.lease.held, left=remaining, is_end=self._runtime.is_end)[
+                : budget if info.rewinds else 0
+            ]
             processor = part.sequence.processor
             part.clip(len(drafts) if processor is None or not drafts else processor.valid(drafts))
             budget -= len(part.drafts)
