@@ -73,4 +73,5 @@ def _calls(tools: Sequence[Tool]) -> dict[str, Any]:
         }
         for tool in tools
     ]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+    # Blanks as the templates' own examples have them: a model that may write any number of them sometimes does.
+    return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), "x-guidance": {"whitespace_flexible": False}}
