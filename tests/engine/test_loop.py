@@ -5,78 +5,17 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 import pytest
+from tests.engine.loop_support import finish, ids, job, read, running, text, usage
 from tests.engine.scripted import END, ScriptedRuntime, engine_threads, forever, says, wait_until
 
 from cachespec.engine.averages import Average, shared_prefix
 from cachespec.engine.loop import Engine
-from cachespec.engine.sampling import Sampling
-from cachespec.engine.sequence import CAPACITY, Job, Sequence
+from cachespec.engine.sequence import CAPACITY, Sequence
 from cachespec.errors import ContextLengthError, EngineStoppedError, InputError, OutOfPagesError, ServerError
-from cachespec.events import Event, Finished, TextDelta, UsageReported
 from cachespec.usage import Usage
-
-GREEDY = Sampling(seed=0, temperature=0)
-
-
-@contextmanager
-def running(runtime: ScriptedRuntime, chunk: int = 128, parallel: int = 1, **more: Any) -> Iterator[Engine]:
-    """Afterwards nothing may be left: no lease, no slot that is lost, no page that nobody holds."""
-    engine = Engine(runtime, name="test", prefill_chunk=chunk, parallel=parallel, **more)
-    engine.start()
-    try:
-        yield engine
-        if engine.failure is None:
-            wait_until(lambda: engine.active == 0)
-    finally:
-        engine.close()
-        assert runtime.closed
-    if engine.failure is None:
-        assert not engine._slots._leases
-        runtime.closed = False
-        runtime.hand_over()
-        engine._slots.check()
-
-
-def job(prompt: str = "prompt", output: int = 50, **more: object) -> Job:
-    return replace(Job(prompt=tuple(prompt.encode()), sampling=GREEDY, output=output), **more)  # type: ignore[arg-type]
-
-
-def ids(prompt: str) -> tuple[int, ...]:
-    return tuple(prompt.encode())
-
-
-def read(sequence: Sequence) -> list[Event]:
-    """To the end. Raises the sequence's error."""
-    events: list[Event] = []
-    while True:
-        ready = threading.Event()
-        ended = sequence.done
-        events += (taken := sequence.take())
-        if ended and not taken:
-            if sequence.error is not None:
-                raise sequence.error
-            return events
-        if not taken and sequence.when_ready(ready.set):
-            assert ready.wait(30), "nothing came"
-
-
-def text(events: list[Event]) -> str:
-    return "".join(e.text for e in events if isinstance(e, TextDelta))
-
-
-def usage(events: list[Event]) -> Usage:
-    return next(e.usage for e in events if isinstance(e, UsageReported))
-
-
-def finish(events: list[Event]) -> Finished:
-    (found,) = [e for e in events if isinstance(e, Finished)]
-    return found
 
 
 def test_an_answer_with_its_end_and_its_counts() -> None:
