@@ -415,13 +415,21 @@ TOOL = Tool(name="f", parameters={"type": "object"})
 IMAGE = ImagePart(url="https://example.org/x.png")
 REFUSED = [
     (ask("x", tools=(TOOL,)), "capability", "tool"),
-    (ask("x", response_format=ResponseFormat(kind="schema", schema={"type": "no"})), "unsupported_parameter", "response_format"),
+    (
+        ask("x", response_format=ResponseFormat(kind="schema", schema={"type": "no"})),
+        "unsupported_parameter",
+        "response_format",
+    ),
     (ask("x", reasoning=Reasoning(effort="high")), "unsupported_parameter", "reasoning"),
     (ask("x", tool_choice=ToolChoice(mode="required")), "unsupported_parameter", "tool_choice"),
     (ask("x", extra={"laptop": {"mirostat": 2}}), "unsupported_parameter", "mirostat"),
     (ask("x", top_p=1.5), "unsupported_parameter", "top_p"),
     (Request(messages=(Message(role="user", parts=(IMAGE,)),)), "unsupported_parameter", "images"),
-    (Request(messages=(Message(role="user", parts=(ToolResultPart(id="1", content=(IMAGE,)),)),)), "unsupported_parameter", "images"),
+    (
+        Request(messages=(Message(role="user", parts=(ToolResultPart(id="1", content=(IMAGE,)),)),)),
+        "unsupported_parameter",
+        "images",
+    ),
 ]
 
 

@@ -185,7 +185,10 @@ async def test_without_the_library_for_grammars_forms_are_refused(
     monkeypatch.setattr("cachespec.backends._startup.find_spec", lambda name: None)
     backend = await started(toy(template=TOOLS))  # type: ignore[misc]
     assert not backend.capabilities.json_schema
-    for request in (ask(response_format=ResponseFormat(kind="json")), ask(tools=(TOOL,), tool_choice=ToolChoice(mode="required"))):
+    for request in (
+        ask(response_format=ResponseFormat(kind="json")),
+        ask(tools=(TOOL,), tool_choice=ToolChoice(mode="required")),
+    ):
         (reason,) = backend.check(request)
         assert (reason.code, "llguidance" in reason.detail) == ("unsupported_parameter", True)
 
