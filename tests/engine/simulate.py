@@ -99,9 +99,7 @@ def play(
     total, plain, lengths = 0.0, 0.0, []
     good: list[bool] = []
     drafter = PaperDrafter(good, says, clock=clock, draft_s=draft_s)
-    control = SpeculationControl(
-        policy, drafter, costs=CostModel(believed or costs), max_tokens=64, clock=clock
-    )
+    control = SpeculationControl(policy, drafter, costs=CostModel(believed or costs), max_tokens=64, clock=clock)
     at = 0
     for _ in range(requests):
         good[:] = [rng.random() < acceptance(at + i) for i in range(tokens + 64)]

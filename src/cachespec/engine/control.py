@@ -27,6 +27,8 @@ RISK: Final = 0.02
 """Share of plain decoding's time that speculation may lose on a request."""
 PROBING: Final = 0.005
 """Share of decoding's time for probes."""
+ANCHOR_EVERY: Final = 600
+"""Steps with drafts after which a few plain ones tell again what drafts are compared with: half a percent of them."""
 _START, _MOST = 1.0, 8.0  # credit of a request at its start, and at most, in tokens decoded plainly
 _SAVED_PROBES = 4.0  # probe time that is kept at most, in steps of plain decoding
 
@@ -178,6 +180,7 @@ class SpeculationControl:
             probe_s=self._probe_credit,
             fits=self._fits,
             vendor_optimises=self._vendor,
+            anchor=self._costs is not None and self._costs.unanchored >= ANCHOR_EVERY,
         )
 
     def _candidate(self, track: Track, hint: Draft, remaining: int) -> Candidate:

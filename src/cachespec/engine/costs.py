@@ -24,8 +24,10 @@ BATCHES: Final = (1, 2, 4, 8, 16, 32)
 
 _VERSION = 1
 _CONTEXT = 64  # tokens that stand before what is measured
-_WARM, _LEARN, _SPEED = 3, 0.05, 0.1
+_WARM, _LEARN, _FOLLOW = 3, 0.05, 0.1
 _STALE = 32  # observations after which the table is made anew
+ANCHORS: Final = 3
+"""Plain steps, of which the fastest counts, that tell the machine's speed."""
 
 
 def calibrate(
@@ -74,13 +76,17 @@ def calibrate(
 class CostModel:
     """A calibrated table that follows what steps really take. Not for two threads at once.
 
-    How fast the machine is at the moment is one number; what the points follow, slowly, is the shape. So a machine that is
-    busy for a while does not look like drafts that do not pay.
+    Two things change: how fast the machine is at the moment, which plain steps tell, and the shape of the table, which the
+    others tell. While no plain step is made, the two cannot be told apart, and all is put down to the shape; the next few
+    plain ones show what part of it the machine was, which is then taken back. `unanchored` counts the steps since.
     """
 
     def __init__(self, table: CostTable) -> None:
         self._points = {batch: dict(row) for batch, row in table.points.items()}
         self._table, self._speed, self._seen = table, 1.0, 0
+        self._plain: list[float] = []
+        self._moved: set[tuple[int, int]] = set()
+        self.unanchored = 0
 
     @property
     def table(self) -> CostTable:
@@ -94,14 +100,31 @@ class CostModel:
 
     def observe(self, batch: int, tokens: int, seconds: float) -> None:
         """Note what a step took. A single outlier, such as a page fault, moves little."""
-        expected = self._table.seconds(batch, tokens)
+        expected = self._points.get(batch, {}).get(tokens) or self._table.seconds(batch, tokens)
         ratio = min(2.0, max(0.5, seconds / (expected * self._speed)))
-        row = self._points.setdefault(batch, {})
-        row[tokens] = row.get(tokens, expected) * ratio**_LEARN
-        self._speed *= ratio**_SPEED
         self._seen += 1
+        if tokens > batch:
+            self._points.setdefault(batch, {})[tokens] = expected * ratio**_LEARN
+            self._moved.add((batch, tokens))
+            self.unanchored += 1
+        elif self._moved:
+            self._plain.append(ratio)
+            if len(self._plain) == ANCHORS:
+                self._anchor(min(self._plain))
+        else:
+            self._speed *= ratio**_FOLLOW
         if self._seen % _STALE == 0:
             self._table = CostTable(self._points)
+
+    def _anchor(self, ratio: float) -> None:
+        """The machine turned out so much slower than was thought while only other steps were made."""
+        self._speed *= ratio
+        for batch, tokens in self._moved:
+            self._points[batch][tokens] /= ratio
+        self._moved.clear()
+        self._plain.clear()
+        self.unanchored = 0
+        self._table = CostTable(self._points)
 
 
 def cache_folder() -> Path:

@@ -19,6 +19,7 @@ _TRUST = 8.0  # scored tokens that a drafter's own confidence counts as
 _MISSES, _LEFT = 1.0, 0.5  # misses as expected that a request begins with, and what always remains of them
 _BLIND = 0.7  # acceptance of a drafter that nothing is known of, and whose drafts are not known before they are chosen
 _HIGHEST = 0.995  # nothing is certain
+_HOPELESS = 0.01  # survival under which a token is not worth thinking about
 
 
 class DrafterEstimate:
@@ -63,9 +64,16 @@ class RequestEstimate:
         self._accepted = self._rejected = 0.0
 
     def chances(self, confidence: Sequence[float]) -> tuple[float, ...]:
-        """For each token of a draft the chance that it is right if those before it are."""
+        """For each token of a draft the chance that it is right if those before it are; without those that never survive."""
         factor = (self._missed + _LEFT) / (self._expected + _LEFT)
-        return tuple(min(_HIGHEST, max(0.0, 1 - factor * (1 - self._drafter.chance(c)))) for c in confidence)
+        result, survival = [], 1.0
+        for c in confidence:
+            chance = min(_HIGHEST, max(0.0, 1 - factor * (1 - self._drafter.chance(c))))
+            survival *= chance
+            if survival < _HOPELESS:
+                break
+            result.append(chance)
+        return tuple(result)
 
     def blind(self, length: int) -> tuple[float, ...]:
         """The same for a draft of which nothing is known yet."""

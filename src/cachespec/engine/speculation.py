@@ -110,6 +110,7 @@ class Step:
         probe_s: seconds that may be spent on probes now, at most 0.5 % of the decoding time so far.
         fits: whether the draft model fits into memory beside the target; None: there is none.
         vendor_optimises: whoever runs the model speculates already.
+        anchor: plain decoding was not measured for so long that a few steps of it are due.
     """
 
     candidates: tuple[Candidate, ...]
@@ -118,6 +119,7 @@ class Step:
     probe_s: float = 0.0
     fits: bool | None = None
     vendor_optimises: bool = False
+    anchor: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

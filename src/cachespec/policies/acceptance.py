@@ -45,7 +45,8 @@ class Goodput:
 
     Within a batch each further token goes to the sequence where it survives most probably, as long as the whole call gains
     by it. Losses are bounded: what a draft costs, weighed with the doubt about its first token, must be within the request's
-    credit, unless it promises much more than that. Where only trying can tell whether it would pay, a short probe is made when there is time for one.
+    credit, unless it promises much more than that. Where only trying can tell whether it would pay, a short probe is made
+    when there is time for one.
 
     Args:
         min_acceptance: floor of acceptance; below it nothing is drafted, whatever the costs are.
@@ -66,6 +67,8 @@ class Goodput:
         barred = [guard(step, c, min_acceptance=limits[0], min_output_tokens=limits[1]) for c in candidates]
         if costs is None:
             return [Choice(length=0, reason=reason or "eval_required") for reason in barred]
+        if step.anchor:
+            return [Choice(length=0, reason=reason or "eval_required", gain=1.0) for reason in barred]
         allowed = [0 if r else self._allowed(c, len(candidates), costs) for r, c in zip(barred, candidates, strict=True)]
         lengths, gain = _allocate(candidates, allowed, costs, step.max_tokens)
         if gain < (1.0 if any(c.previous for c in candidates) else _ENTER):
