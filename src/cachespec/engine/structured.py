@@ -55,7 +55,8 @@ class Vocabulary:
         self._tokenizer = self._lib.LLTokenizer(wrapper, n_vocab=self.size, eos_token=self.ends)
 
     def compile(self, kind: Kind, source: str | Mapping[str, Any] | None = None) -> Grammar:
-        """A grammar: ``json`` (any object), ``schema`` (a JSON schema), ``regex`` or ``lark`` (its text).
+        """A grammar: ``json`` (any object), ``schema`` (a JSON schema), ``regex`` or ``lark`` (its text). A regular
+        expression is matched whole, its ``\\d`` and ``\\w`` being those of ASCII, as in JavaScript and JSON schemas.
 
         Raises InputError: not valid, or something in it is not supported.
         """
@@ -72,7 +73,8 @@ class Vocabulary:
         elif not isinstance(source, str):
             raise InputError(f"a {kind} grammar is a text", field="response_format")
         else:
-            text = matcher.grammar_from_regex(source) if kind == "regex" else matcher.grammar_from_lark(source)
+            lark = f"start: /{self._lib.regex_to_lark(source, 'dw')}/" if kind == "regex" else source
+            text = matcher.grammar_from_lark(lark)
         wrong, messages = matcher.validate_grammar_with_warnings(text, self._tokenizer)
         if wrong:
             raise InputError(f"not a grammar that can be followed: {'; '.join(messages)}", field="response_format")
