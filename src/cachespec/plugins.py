@@ -21,7 +21,7 @@ from cachespec.options import Context, Problem, call, options_of, read_table
 FAMILIES = ("backends", "routing", "ledgers", "caching", "acceptance", "drafters", "middleware")
 OWN = "cachespec"
 # What the host gives to a family's factories: a file may not set it.
-GIVEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"backends": ("name",), "drafters": ("target", "load")})
+GIVEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"backends": ("name",), "drafters": ("name", "target", "load")})
 # Options that are a plug-in's table themselves.
 _NESTED: Mapping[str, str] = MappingProxyType({"draft": "drafters", "acceptance": "acceptance"})
 # What a made plug-in must offer, as its family's base.py says: checked when it is made, not when a request needs it.
@@ -131,7 +131,7 @@ def make(
     """As `create`, for those who know where a `Problem` stands in a file."""
     factory = _load_at(family, use, where)
     context = Context(plugin=nested, environ=os.environ if environ is None else environ, references=True)
-    values = read_table(factory, options, where, context=context, given=tuple(given))
+    values = read_table(factory, options, where, context=context, given={*given, *GIVEN.get(family, ())})
     taken, more = options_of(factory)
     values |= {name: value for name, value in given.items() if more or name in taken}
     return offers(family, call(factory, values, where), where)

@@ -28,6 +28,17 @@ def find_model(name: str) -> Path:
     return _from_package(name)
 
 
+def find_checkpoint(name: str) -> Path:
+    """The same for a runtime that also reads Hugging Face checkpoints: a GGUF file, or a folder with one of those.
+
+    ``hf:org/repo`` without a file is the checkpoint where the repository has one, else its only GGUF file.
+    """
+    if name.startswith(_HUB) and not name.lower().endswith(".gguf"):
+        return _from_hub(name.removeprefix(_HUB), folder=True)
+    path = Path(name).expanduser()
+    return path if (path / "config.json").is_file() else find_model(name)
+
+
 def shipped_models() -> list[str]:
     """Names that `find_model` finds in installed packages, sorted."""
     found = {d.name.lower().removeprefix("llm-") for d in distributions() if d.name and len(_weights(d)) == 1}
@@ -60,7 +71,7 @@ def _weights(package: Distribution) -> list[Path]:
     return [p for p in paths if p.is_file()]
 
 
-def _from_hub(reference: str) -> Path:
+def _from_hub(reference: str, *, folder: bool = False) -> Path:
     parts = reference.split("/", 2)
     if len(parts) < 2 or not all(parts):
         raise ConfigError(f"hf:{reference} is not of the form hf:org/repo or hf:org/repo/file.gguf", key="model")
@@ -71,7 +82,10 @@ def _from_hub(reference: str) -> Path:
     except ImportError as error:
         raise MissingDependencyError("hf: models need huggingface_hub", extra="llamacpp") from error
     try:
-        file = parts[2] if len(parts) == 3 else _only_file(hub.HfApi().list_repo_files(repo), repo)
+        listed = [parts[2]] if len(parts) == 3 else hub.HfApi().list_repo_files(repo)
+        if folder and "config.json" in listed:
+            return Path(hub.snapshot_download(repo, allow_patterns=["*.json", "*.jinja", "*.model", "*.safetensors"]))
+        file = parts[2] if len(parts) == 3 else _only_file(listed, repo)
         return Path(hub.hf_hub_download(repo, file))
     except (errors.RepositoryNotFoundError, errors.RemoteEntryNotFoundError, errors.RevisionNotFoundError) as error:
         raise NotFoundError(f"the hub has no hf:{reference}, or does not show it to you", model=repo) from error
