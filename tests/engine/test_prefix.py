@@ -328,6 +328,7 @@ def test_the_host_tier_restores_and_may_fail_to() -> None:
     found = index.match(run(1, 2, 9, tail=1), NS)
     assert (found.tokens, found.slot, found.stored) == (0, None, 2 * PAGE)
     assert index.payload(found) == b"x" * 60
+    assert index.match(run(1, 2, 9, tail=1), b"b" * 16).stored == 0  # this tier too knows namespaces (vllm#44250)
     assert index.peek(run(1, 2, 9, tail=1), NS) == (0, 2 * PAGE)
     kept(index, 0, run(1))
     found = index.match(run(1, 2, 3, tail=1), NS)
