@@ -10,7 +10,7 @@ from tests.engine.loop_support import finish, ids, job, read, read_all, running,
 from tests.engine.scripted import ScriptedRuntime, forever, says, wait_until
 
 from cachespec.engine.costs import CostModel
-from cachespec.engine.scheduling import chunk_beside, shares
+from cachespec.engine.scheduling import Pace, chunk_beside, shares
 from cachespec.engine.sequence import Sequence
 from cachespec.engine.speculation import CostTable
 from cachespec.errors import OutOfPagesError, ServerError
@@ -58,13 +58,30 @@ def test_a_long_prefill_does_not_stall_the_others_and_gets_on() -> None:
 def test_prefill_beside_streams_is_as_large_as_the_gap_allows() -> None:
     linear = CostTable({1: {1: 1.0, 16: 16.0}})
     flat = CostTable({1: {1: 1.0, 16: 1.1, 32: 1.2}})
-    assert chunk_beside(linear, streams=0, tokens=0, most=128, max_gap=4) == 128
-    assert chunk_beside(linear, streams=8, tokens=8, most=128, max_gap=4) == 24
-    assert chunk_beside(linear, streams=8, tokens=40, most=128, max_gap=4) == 120
-    assert chunk_beside(linear, streams=1, tokens=1, most=128, max_gap=1.0) == 4  # or it would never end
-    assert chunk_beside(flat, streams=1, tokens=1, most=64, max_gap=4) == 64
-    assert chunk_beside(None, streams=1, tokens=1, most=128, max_gap=4) == 32
-    assert chunk_beside(linear, streams=1, tokens=1, most=2, max_gap=4) == 2
+    cases = [
+        (linear, 0, 0, 128, 4.0, 128),
+        (linear, 8, 8, 128, 4.0, 24),
+        (linear, 8, 40, 128, 4.0, 120),
+        (linear, 1, 1, 128, 1.0, 4),  # or it would never end
+        (flat, 1, 1, 64, 4.0, 64),
+        (None, 1, 1, 128, 4.0, 32),
+        (linear, 1, 1, 2, 4.0, 2),
+    ]
+    for costs, streams, tokens, most, gap, expected in cases:
+        assert chunk_beside(costs, Pace(), streams=streams, tokens=tokens, most=most, max_gap=gap) == expected
+
+
+def test_without_measured_costs_the_pace_of_recent_steps_counts() -> None:
+    pace = Pace()
+    pace.observe(1.0, decoding=8, prefilling=0)
+    assert pace.chunk(128, 4.0) == 32
+    pace.observe(3.0, decoding=8, prefilling=20)  # a tenth of a quiet step each
+    assert pace.chunk(128, 4.0) == 30
+    pace.observe(0.9, decoding=8, prefilling=4)  # faster than a quiet one: says nothing
+    assert pace.chunk(128, 4.0) == 30
+    for _ in range(50):
+        pace.observe(0.4, decoding=0, prefilling=100)
+    assert pace.chunk(128, 4.0) == 128
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,39 @@ _LEAST = 4
 """Tokens that a prefill gets in any case, or it would never end."""
 
 
-def chunk_beside(costs: CostTable | None, *, streams: int, tokens: int, most: int, max_gap: float) -> int:
+class Pace:
+    """How long steps take without prefill, and a prompt token beside them: for engines whose costs were not measured."""
+
+    def __init__(self) -> None:
+        self._quiet_s = self._token_s = 0.0
+
+    def observe(self, seconds: float, *, decoding: int, prefilling: int) -> None:
+        """Note a step that evaluated so many tokens of either kind."""
+        if not prefilling:
+            self._quiet_s = _follow(self._quiet_s, seconds)
+        elif seconds > self._quiet_s or not decoding:
+            self._token_s = _follow(self._token_s, (seconds - (self._quiet_s if decoding else 0.0)) / prefilling)
+
+    def chunk(self, most: int, max_gap: float) -> int:
+        """Prompt tokens of a step that may take `max_gap` times a quiet one; a quarter of `most` before any was seen."""
+        if not self._quiet_s or not self._token_s:
+            return max(_LEAST, most // 4)
+        return max(_LEAST, min(most, int((max_gap - 1) * self._quiet_s / self._token_s)))
+
+
+def _follow(old: float, new: float) -> float:
+    return new if not old else 0.8 * old + 0.2 * new
+
+
+def chunk_beside(costs: CostTable | None, pace: Pace, *, streams: int, tokens: int, most: int, max_gap: float) -> int:
     """Prompt tokens to evaluate in a step with `streams` running ones of `tokens` in all; at most `most`.
 
-    `max_gap` is how many times longer than without it the step may take. Without measured costs: a quarter of `most`.
+    `max_gap` is how many times longer than without it the step may take, by measured costs, or else by recent steps.
     """
     if not streams or most <= _LEAST:
         return most
     if costs is None:
-        return max(_LEAST, most // 4)
+        return pace.chunk(most, max_gap)
     allowed = max_gap * _seconds(costs, streams, tokens)
     low, high = _LEAST, most
     while low < high:

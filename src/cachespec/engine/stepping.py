@@ -16,7 +16,7 @@ from cachespec.engine.costs import CostModel
 from cachespec.engine.pages import PAGE
 from cachespec.engine.processors import Processing, Processor
 from cachespec.engine.runtimes.base import Runtime, Span
-from cachespec.engine.scheduling import chunk_beside, shares
+from cachespec.engine.scheduling import Pace, chunk_beside, shares
 from cachespec.engine.sequence import Sequence
 from cachespec.engine.slots import Lease
 from cachespec.engine.verify import Proposal, Settled, clip, settle, verify
@@ -91,6 +91,7 @@ class Stepper:
         self._runtime, self._width, self._chunk, self._max_gap = runtime, width, min(chunk, width), max_gap
         self._control, self._costs = control, costs
         self._together = runtime.info.draws_together
+        self._pace = Pace()
         self._steps = 0
         self._prefills_next = False
 
@@ -133,7 +134,8 @@ class Stepper:
         beside = sum(len(part.evaluated) for part in decoding)
         most = min(self._chunk, self._width - beside)
         table = None if self._costs is None else self._costs.table
-        budget = chunk_beside(table, streams=len(decoding), tokens=beside, most=most, max_gap=self._max_gap)
+        streams = len(decoding)
+        budget = chunk_beside(table, self._pace, streams=streams, tokens=beside, most=most, max_gap=self._max_gap)
         parts = []
         for (sequence, lease), size in zip(missing, shares([s.missing for s, _ in missing], budget), strict=True):
             size = min(size, self._until_checkpoint(sequence, lease))
@@ -233,6 +235,9 @@ class Stepper:
     def settle(self, drawn: List[Drawn], seconds: float) -> list[list[Event]]:
         """Tell the drafter and the policy what became of a step, by the time it took; what is to be told the readers."""
         control = self._control
+        prefilling = sum(len(d.part.tokens) for d in drawn if len(d.part.tokens) > 1)
+        decoding = sum(len(d.part.evaluated) for d in drawn if len(d.part.tokens) == 1)
+        self._pace.observe(seconds, decoding=decoding, prefilling=prefilling)
         known = [(d.part, d.settled) for d in drawn if d.settled is not None and d.part.plan is not None]
         if control is not None and known:
             everything = sum(len(d.part.evaluated) for d in drawn)
