@@ -92,6 +92,7 @@ class TorchBackend(LocalBackend):
             threads=self._threads,
             device=self._device,
             dtype=self._dtype,
+            width=settings.width,
             progress=progress,
         )
 
@@ -109,6 +110,7 @@ def load_torch(
     threads: int | None,
     device: str,
     dtype: Precision,
+    width: int = 128,
     progress: Callable[[float], bool] | None = None,
 ) -> Runtime:
     """Load a checkpoint. Raises ConfigError, NotFoundError, MissingDependencyError; `Interrupted` when `progress` says so."""
@@ -120,5 +122,12 @@ def load_torch(
         raise MissingDependencyError(f"the torch backend needs {error.name or 'torch'}", extra="torch") from error
     path = find_checkpoint(model)
     return TorchRuntime.load(
-        path, context=context, sequences=sequences, device=device, dtype=dtype, threads=threads, progress=progress
+        path,
+        context=context,
+        sequences=sequences,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        width=width,
+        progress=progress,
     )
