@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.engine.loop_support import finish, job, read, read_all, running, text, usage
 from tests.engine.markov import MarkovRuntime, near, random_logits
 from tests.engine.scripted import END, ScriptedRuntime, forever, says
@@ -22,6 +25,7 @@ from cachespec.engine.loop import Engine
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.sequence import Job
 from cachespec.engine.speculation import AcceptancePolicy, CostTable
+from cachespec.engine.structured import Vocabulary
 from cachespec.events import DraftVerified, Event
 from cachespec.policies.acceptance import Fixed, Goodput, Never, Threshold
 
@@ -171,7 +175,10 @@ def answers(engine: Engine, temperature: float, *, together: bool) -> list[str]:
 
 def drafters() -> dict[str, Callable[[MarkovRuntime], Any]]:
     rng = random.Random(5)
-    model = lambda target: ModelDrafter(MarkovRuntime(near(LAW, 0.5, VOCAB), VOCAB, ends=(0,)), target)  # noqa: E731
+
+    def model(target: MarkovRuntime) -> ModelDrafter:
+        return ModelDrafter(MarkovRuntime(near(LAW, 0.5, VOCAB), VOCAB, ends=(0,)), target)
+
     return {
         "suffix": lambda target: SuffixDrafter(),
         "model": model,
@@ -216,3 +223,56 @@ def test_the_report_has_acceptance_by_drafter_and_position() -> None:
     assert all(right <= tried for tried, right in guess.positions)
     assert stats.goodput > 0
     assert stats.reasons == {"rule": stats.steps}
+
+
+# Grammar (cases 42, 43)
+
+
+@pytest.mark.parametrize("name", ["none", "suffix", "random", "right"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_acts_on_every_verified_position(name: str, temperature: float) -> None:
+    """Drafts outside the grammar are cut before they cost anything, its state moves with accepted tokens only, and nothing
+    comes after its end."""
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "green", "grey"]}, "n": {"type": "integer", "minimum": 10, "maximum": 9999}},
+        "required": ["colour", "n"],
+        "additionalProperties": False,
+    }
+    rng = random.Random(3)
+    guesses: dict[str, Any] = {
+        "suffix": SuffixDrafter(),
+        "random": GuessDrafter(lambda tokens, k: [rng.randrange(257) for _ in range(k)]),
+        "right": GuessDrafter(lambda tokens, k: list(b'{"colour": "gr')[len(tokens) - 6 :][:k]),
+    }
+    runtime = Fickle()
+    options = {} if name == "none" else control(guesses[name], Fixed(draft_length=6))
+    with running(runtime, parallel=2, **options) as engine:
+        runtime.hand_over()
+        grammar = Vocabulary(runtime).compile("schema", schema)
+        runtime.hand_over()
+        jobs = [job(grammar=grammar, sampling=Sampling(seed=i, temperature=temperature), output=200) for i in range(6)]
+        found = read_all([engine.submit(one) for one in jobs])
+    for events in found:
+        value = json.loads(text(events))
+        assert value["colour"] in ("red", "green", "grey")
+        assert 10 <= value["n"] <= 9999
+        assert finish(events).reason == "stop"
+    assert [text(events) for events in found] == STRUCTURED.setdefault(temperature, [text(events) for events in found])
+    if name == "right":
+        assert all((usage(events).accepted or 0) > 5 for events in found)
+
+
+STRUCTURED: dict[float, list[str]] = {}
+"""What came without drafts, by temperature."""
+
+
+class Fickle(ScriptedRuntime):
+    """Logits that depend on the last tokens; blanks, which the grammar allows nearly everywhere, are improbable."""
+
+    def _row(self, handle: int) -> NDArray[np.float32]:
+        tokens, _ = self._rows[handle]
+        row = (2 * np.random.default_rng(tokens[-3:]).standard_normal(257)).astype(np.float32)
+        row[[9, 10, 13, 32]] -= 40
+        return row
