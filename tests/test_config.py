@@ -11,8 +11,8 @@ import pytest
 from cachespec import config as configuration
 from cachespec.config import Config, PluginSpec, auto_config, check_config, load_config, parse_config
 from cachespec.durations import parse_duration
-from cachespec.errors import ConfigError, InputError, UnknownPluginError
-from cachespec.registry import build, build_backend
+from cachespec.errors import ConfigError, InputError, MissingDependencyError, UnknownPluginError
+from cachespec.registry import build, build_backend, load
 from cachespec.rules import BudgetRule, RetryRule, Rule, RuleCondition
 from cachespec.toml_source import line_of
 
@@ -126,8 +126,8 @@ WRONG = [
         "a secret is not written into a file",
         'api_key = { env = "NAME" }',
     ),
-    ('["laptop", "claude"]', '["labtop", "claude"]', 21, "models.assistant.backends", "'labtop'", "'laptop'"),
-    ('["laptop", "claude"]', '["laptop", "laptop"]', 21, "models.assistant.backends[1]", "twice", None),
+    ('["laptop", "claude"]', '["labtop", "claude"]', 21, "models.assistant.backends[0]", "'labtop'", "'laptop'"),
+    ('["laptop", "claude"]', '["laptop", "laptop"]', 21, "models.assistant.backends", "twice", None),
     ('["laptop", "claude"]', "[]", 21, "models.assistant.backends", "at least one", None),
     ('["laptop", "claude"]', '"laptop"', 21, "models.assistant.backends", "must be a list", None),
     ('"800ms"', '"800 ms"', 24, "policies.routing.max_ttft", "must be a duration", None),
@@ -148,7 +148,39 @@ WRONG = [
         "asistant",
         "assistant",
     ),
-    ('only = ["laptop"]', 'only = ["lapto"]', 29, "policies.rules[0].only", "'lapto'", "'laptop'"),
+    ('only = ["laptop"]', 'only = ["lapto"]', 29, "policies.rules[0].only[0]", "'lapto'", "'laptop'"),
+    (
+        'use = "cheapest", max_ttft = "800ms"',
+        'use = "pinned", backend = "claud"',
+        24,
+        "policies.routing.backend",
+        "'claud'",
+        "'claude'",
+    ),
+    (
+        '{ tags = ["private"], tenant = "acme" }',
+        '{ model = "asistant" }',
+        29,
+        "policies.rules[0].when.model[0]",
+        "is called",
+        "'assistant'",
+    ),
+    (
+        'api_key = { env = "ANTHROPIC_API_KEY" }',
+        'api_key = { evn = "X" }',
+        12,
+        "backends.claude.api_key.evn",
+        "unknown key",
+        "'env'",
+    ),
+    (
+        'api_key = { env = "ANTHROPIC_API_KEY" }',
+        'base_url = { evn = "X" }',
+        12,
+        "backends.claude.base_url.evn",
+        "unknown key",
+        "'env'",
+    ),
     ('only = ["laptop"]', 'onyl = ["laptop"]', 29, "policies.rules[0].onyl", "unknown key", "'only'"),
     (', only = ["laptop"]', "", 29, "policies.rules[0]", "needs `only` or `exclude`", None),
     ('tags = ["private"]', "tags = [1]", 29, "policies.rules[0].when.tags[0]", "must be text, not 1", None),
@@ -290,6 +322,7 @@ def test_check_lists_everything_in_order(tmp_path: Path) -> None:
         ("error", 4, "client.timout"),
         ("error", 15, "backends.laptop.use"),
         ("error", 24, "policies.routing.max_tft"),
+        ("warning", 12, "backends.claude.api_key"),
     ]
     assert path.read_text() == text
     assert list(tmp_path.iterdir()) == [path]
@@ -314,6 +347,78 @@ def test_check_asks_the_backends(tmp_path: Path) -> None:
     path.write_text(changed('per_hour = "0.40"', "per_hour = 0.40"))
     found = check_config(path, {"SALT": "x", "ANTHROPIC_API_KEY": "k"})
     assert [(f.level, f.line, f.key) for f in found] == [("error", 18, "backends.laptop.cost.per_hour")]
+
+
+EVERYTHING = """\
+[client]
+model = "assistent"
+[backends.a]
+use = "anthropic"
+model = "m"
+base_url = "ftp://example.org"
+read_timeout = "soon"
+[backends.b]
+use = "anthropic"
+model = "m"
+base_url = "ftp://example.org"
+max_output = 0
+[backends.c]
+use = "llamacpp"
+model = "smollm3"
+context = 0
+[models.assistant]
+backends = ["a", "bb"]
+[policies]
+routing = { use = "cheapest", max_tft = "1s" }
+budgets = [{ scope = "overall", limit = "1", timezone = "Europe/Berln" }, { scope = "alias", key = "x", limit = "1" }]
+rules = [{ only = ["c"], when = { model = "assistint" } }]
+"""
+
+
+def test_check_finds_everything_in_one_pass(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(EVERYTHING)
+    found = check_config(path, {})
+    assert [(f.level, f.line, f.key) for f in found] == [
+        ("error", 2, "client.model"),
+        ("error", 7, "backends.a.read_timeout"),
+        ("error", 11, "backends.b.base_url"),
+        ("error", 12, "backends.b.max_output"),
+        ("error", 16, "backends.c.context"),
+        ("error", 18, "models.assistant.backends[1]"),
+        ("error", 20, "policies.routing.max_tft"),
+        ("error", 21, "policies.budgets[0].timezone"),
+        ("error", 21, "policies.budgets[1].key"),
+        ("error", 22, "policies.rules[0].when.model[0]"),
+        ("warning", 8, "backends.b.api_key"),
+        ("warning", 8, "backends.b"),
+        ("warning", 13, "backends.c"),
+        ("warning", 15, "backends.c.model"),
+    ], "\n".join(map(str, found))
+    assert "did you mean 'smollm2'?" in (found[-1].hint or "")
+
+
+def test_the_first_error_counts_the_others() -> None:
+    error = refused(EVERYTHING)
+    assert error.__notes__ == ["and 6 more problems; to see all: cachespec config check app.toml"]
+    assert not hasattr(refused(changed("timeout ", "timout ")), "__notes__")
+
+
+def test_a_missing_sdk_hides_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def lacking(family: str, use: str) -> Any:
+        if use == "anthropic":
+            raise MissingDependencyError("needs its SDK", extra="anthropic")
+        return load(family, use)
+
+    monkeypatch.setattr("cachespec.plugins.load", lacking)
+    path = tmp_path / "bad.toml"
+    path.write_text(changed("max_ttft", "max_tft"))
+    assert [(f.level, f.key) for f in check_config(path, {"ANTHROPIC_API_KEY": "k"})] == [
+        ("error", "policies.routing.max_tft"),
+        ("warning", "backends.claude.use"),
+    ]
+    with pytest.raises(MissingDependencyError):
+        parse_config(GOOD)
 
 
 def test_check_of_a_missing_file_and_of_bad_syntax(tmp_path: Path) -> None:

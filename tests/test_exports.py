@@ -12,7 +12,7 @@ import pytest
 import cachespec
 from cachespec import errors
 
-EVENTS = "DraftVerified ReasoningDelta ResponseStarted Retrying TextDelta ToolCallDelta UsageReported"
+EVENTS = "DraftVerified Finished ReasoningDelta ReasoningFinished ResponseStarted Retrying TextDelta ToolCallDelta UsageReported"
 PARTS = "ImagePart Message ReasoningPart TextPart Tool ToolCallPart ToolResultPart"
 VALUES = "Completion Cost Decision Offer Plan Quote Reason Usage"
 ERRORS = [name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, errors.CachespecError)]

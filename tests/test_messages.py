@@ -253,7 +253,7 @@ def test_later_changes_by_the_caller_do_not_arrive() -> None:
     [
         ("", "messages", "empty"),
         ([], "messages", "empty"),
-        (7, "messages", "must be a list"),
+        (7, "messages", "must be a string or a list"),
         ({"role": "user", "content": "x"}, "messages", "not one message"),
         ([{"role": "system", "content": "x"}], "messages", "nothing but system"),
         (["x"], "messages[0]", "must be a Message"),
@@ -261,7 +261,7 @@ def test_later_changes_by_the_caller_do_not_arrive() -> None:
         ([{"role": "usr", "content": "x"}], "messages[0].role", "unknown role"),
         ([{"role": "user"}], "messages[0].content", "missing"),
         ([{"role": "user", "content": []}], "messages[0].content", "empty"),
-        ([{"role": "user", "content": {"type": "text"}}], "messages[0].content", "must be a list"),
+        ([{"role": "user", "content": {"type": "text"}}], "messages[0].content", "must be a string or a list"),
         ([{"role": "user", "contents": "x"}], "messages[0].contents", "did you mean 'content'"),
         ([{"role": "user", "content": "a\ud800"}], "messages[0].content", "surrogate at character 1"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text", "must be a string"),
@@ -296,7 +296,7 @@ def test_later_changes_by_the_caller_do_not_arrive() -> None:
         ),
         ([{"role": "user", "content": "x", "is_error": True}], "messages[0].is_error", "tool message"),
         ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0].function_call", "tool_calls"),
-        ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls", "must be a list"),
+        ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls", "must be a string or a list"),
         ([{"role": "assistant", "tool_calls": ["x"]}], "messages[0].tool_calls[0]", "must be an object"),
         ([{"role": "assistant", "tool_calls": [{"id": "c", "type": "x"}]}], "messages[0].tool_calls[0].type", "'x'"),
         (
@@ -415,7 +415,7 @@ def test_fields_of_a_tool_that_one_dialect_knows() -> None:
 @pytest.mark.parametrize(
     ("value", "field", "words"),
     [
-        ({}, "tools", "must be a list"),
+        ({}, "tools", "must be a string or a list"),
         ([3], "tools[0]", "must be a Tool"),
         ([{"name": "f"}], "tools[0].type", "missing"),
         ([{"type": "function", "function": {"description": "d"}}], "tools[0].function.name", "must be a string"),

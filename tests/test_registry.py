@@ -21,6 +21,7 @@ from cachespec.ledger.memory import MemoryLedger
 from cachespec.options import options_of
 from cachespec.policies.routing import Cheapest, Pinned
 from cachespec.registry import create, load, plugins, wire
+from cachespec.rules import Rule
 from cachespec.testing import ScriptedBackend
 
 if TYPE_CHECKING:
@@ -298,7 +299,11 @@ def test_wire_takes_objects_and_tables() -> None:
         ({"backends": {}}, "backends", "no backend"),
         ({"backends": {"a": 3}}, "backends.a", "int is no backend"),
         ({"backends": {"a": {"use": "llamacpp"}}}, "backends.a", "'model' is missing"),
-        ({"models": {"m": ["x"]}}, "models.m.backends", "'x'"),
+        ({"models": {"m": ["x"]}}, "models.m.backends[0]", "'x'"),
+        ({"models": {"m": {"backends": ["x"]}}}, "models.m.backends[0]", "'x'"),
+        ({"policies": {"routing": Pinned(backend="aa")}}, "policies.routing.backend", "'aa'"),
+        ({"policies": {"rules": [Rule(only=frozenset({"aa"}))]}}, "policies.rules[0].only[0]", "'aa'"),
+        ({"model": "scripted-modle"}, "client.model", "'scripted-modle'"),
         ({"policies": {"rooting": {}}}, "policies.rooting", "'routing'"),
         ({"policies": {"routing": 1}}, "policies.routing", "no routing policy"),
         ({"ledger": object()}, "client.ledger", "no ledger"),

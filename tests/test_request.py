@@ -443,3 +443,48 @@ def test_recorded_requests_are_documents(shared_data: Path) -> None:
         assert len(request.system) + len(request.messages) == len(body["messages"])
         assert len(request.tools) == len(body["tools"])
         assert request.passthrough == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"prompt": b"x"}, "prompt: must be a string or a list, not bytes"),
+        ({"prompt": 3}, "prompt: must be a string or a list, not an integer"),
+        ({"messages": 3}, "messages: must be a string or a list, not an integer"),
+        ({"prompt": "x", "stop": 3}, "stop: must be a string or a list, not an integer"),
+        ({"messages": [{"rol": "user", "content": "x"}]}, "messages[0].rol: unknown field, did you mean 'role'?"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "txt": "x"}]}]},
+            "messages[0].content[0].txt: unknown field, did you mean 'text'?",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"typ": "text", "text": "x"}]}]},
+            "messages[0].content[0].typ: unknown field, did you mean 'type'?",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_ulr": {"url": "x"}}]}]},
+            "messages[0].content[0].image_ulr: unknown field, did you mean 'image_url'?",
+        ),
+        ({"prompt": "x", "tools": [{"nme": "f"}]}, "tools[0].nme: unknown field, did you mean 'name'?"),
+        (
+            {"prompt": "x", "tools": [{"nme": "f", "input_schema": {}}]},
+            "tools[0].nme: unknown field, did you mean 'name'?",
+        ),
+        (
+            {"prompt": "x", "tools": [{"type": "function", "function": {"nme": "f"}}]},
+            "tools[0].function.nme: unknown field, did you mean 'name'?",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_and_not_what_it_left_out(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build_request(**arguments)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "meant"), [({"promt": "x"}, "promt", "prompt"), ({"mesages": []}, "mesages", "messages")]
+)
+def test_a_document_that_is_nearly_one(body: dict[str, Any], key: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"{key}: unknown field, did you mean '{meant}'"):
+        request_from_body(body)

@@ -1,8 +1,8 @@
 """What annotations mean to a file, and the words for it.
 
 `Decimal` is money and wants text; `Duration` takes ``"800ms"`` or seconds; `EnvRef` and, where no table is expected, a
-plug-in's `str` take ``{ env = "NAME" }``; a set takes a list or a single item; a parameter whose type no file can express (an
-HTTP client, say) cannot be set from one.
+plug-in's `str` take ``{ env = "NAME" }``; a set takes a list or a single item; `BackendName` and `ModelName` are held
+against what is configured; a parameter whose type no file can express (an HTTP client, say) cannot be set from one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 Where: TypeAlias = tuple[str | int, ...]
 PositiveInt: TypeAlias = Annotated[int, "positive"]
+BackendName: TypeAlias = Annotated[str, "backend"]
+"""An option that names a configured backend: a file is refused, with the nearest name, where there is none of it."""
+ModelName: TypeAlias = Annotated[str, "model"]
+"""An option that names what a request may ask for: an alias, a backend, a backend's model, or ``provider:model``."""
+NAMES: Mapping[str, str] = types.MappingProxyType({"backend": "no backend", "model": "no alias or backend"})
 MONEY = r"[0-9]+(?:\.[0-9]+)?"
 SECRETS = ("api_key", "secret", "password", "token")
 COLLECTIONS: Mapping[Any, Callable[[Iterable[Any]], Any]] = types.MappingProxyType(
@@ -86,7 +91,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def suggestion(name: str, known: Iterable[str], *, label: str = "known") -> str:
     """A hint: the nearest name, else all of them."""
-    names = sorted(known)
+    names = sorted(set(known))
     close = nearest(name, names)
     if close:
         return f"did you mean {close!r}?"
@@ -137,7 +142,9 @@ def describe(annotation: Any) -> str:
     base = origin or annotation
     if base in COLLECTIONS:
         inner = describe((get_args(annotation) or (Any,))[0])
-        return inner if inner == NOT_IN_A_FILE else f"a list ({inner} each)"
+        if inner == NOT_IN_A_FILE:
+            return inner
+        return f"{inner} or a list of it" if base in (set, frozenset) else f"a list ({inner} each)"
     if base in (dict, Mapping) or is_dataclass(annotation) or typing.is_typeddict(annotation):
         return "a table"
     return _WORDS.get(annotation, NOT_IN_A_FILE)

@@ -43,8 +43,7 @@ class Assembly:
     """Absorbs events of one attempt; `message()` is what they add up to so far.
 
     Attributes:
-        deltas, size: how many content events came, and their UTF-8 length in bytes: what is known of the output when
-            no usage ever arrives.
+        deltas: how many content events came. With `size` it is what is known of the output when no usage ever arrives.
     """
 
     def __init__(self, *, provider: str | None, model: str) -> None:
@@ -52,11 +51,11 @@ class Assembly:
         self._parts: list[_Pieces] = []
         self._texts: dict[int, _Pieces] = {}
         self._reasoning: dict[int, _Reasoning] = {}
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[tuple[int, str], _Call] = {}
+        self._current: dict[int, _Call] = {}
         self._last: _Pieces | None = None
         self._last_index = -1
         self.deltas = 0
-        self.size = 0
         self.started: ResponseStarted | None = None
         self.finished: Finished | None = None
         self.usage: Usage | None = None
@@ -68,8 +67,17 @@ class Assembly:
         """True from the first content on: from here there is no second attempt."""
         return self.deltas > 0
 
-    def absorb(self, event: Event) -> Event:
-        """Take one event in; return it as the reader shall see it (tool deltas with their id and name filled in)."""
+    @property
+    def size(self) -> int:
+        """UTF-8 length in bytes of all content so far."""
+        names = sum(len(p.name.encode("utf-8", "surrogatepass")) for p in self._parts if isinstance(p, _Call))
+        return names + sum(len(text.encode("utf-8", "surrogatepass")) for p in self._parts for text in p.texts)
+
+    def absorb(self, event: Event) -> Event | None:
+        """Take one event in; return it as the reader shall see it, None where there is nothing to see.
+
+        Tool deltas get their id and name. A start that comes twice is one, and the end waits until nothing follows it.
+        """
         kind = type(event)
         if kind is TextDelta:
             self._text(event)  # type: ignore[arg-type]
@@ -82,15 +90,17 @@ class Assembly:
         elif isinstance(event, ReasoningFinished):
             self._reasoning_block(event.index).part = event.part
         elif isinstance(event, ResponseStarted):
+            first = self.started is None
             self._start(event)
+            return self.started if first else None
         elif isinstance(event, Finished):
             self.finished = event
             self.busy_s = event.busy_s
+            return None
         return event
 
     def _text(self, event: TextDelta) -> None:
         self.deltas += 1
-        self.size += len(event.text)
         index = event.index
         if index == self._last_index and self._last is not None:
             self._last.texts.append(event.text)
@@ -104,7 +114,6 @@ class Assembly:
 
     def _think(self, event: ReasoningDelta) -> None:
         self.deltas += 1
-        self.size += len(event.text)
         self._reasoning_block(event.index).texts.append(event.text)
 
     def _reasoning_block(self, index: int) -> _Reasoning:
@@ -116,17 +125,19 @@ class Assembly:
 
     def _tool(self, event: ToolCallDelta) -> ToolCallDelta:
         self.deltas += 1
-        self.size += len(event.arguments) + len(event.name)
-        call = self._calls.get(event.index)
-        if call is None or (event.id and call.id and event.id != call.id):
-            call = self._calls[event.index] = _Call()
+        current = self._current.get(event.index)
+        call = self._calls.get((event.index, event.id)) if event.id else current
+        if call is None and event.id and current is not None and not current.id:
+            call = current  # the id came later than the first piece
+        if call is None:
+            call = _Call(name=event.name)
             self._parts.append(call)
-            # A server that never names its calls still gets ids that are the same in every run.
-            call.id = event.id or ("" if event.name == "" else f"call_{sum(isinstance(p, _Call) for p in self._parts) - 1}")
+            # A server that never says ids still gets some that are the same in every run.
+            call.id = event.id or (f"call_{len(self._calls)}" if event.name else "")
         elif event.id and not call.id:
             call.id = event.id
-        if event.name and not call.name:
-            call.name = event.name
+        self._calls[event.index, call.id] = self._current[event.index] = call
+        call.name = call.name or event.name
         call.texts.append(event.arguments)
         if event.id == call.id and event.name == call.name:
             return event

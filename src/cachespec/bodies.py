@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from cachespec.checks import check_bool, check_int, check_keys, check_mapping, check_name, copy_json, kind_of, refuse
+from cachespec.checks import check_bool, check_int, check_keys, check_mapping, check_name, copy_json, kind_of, needed, refuse
 from cachespec.choices import ToolChoice, parse_response_format, parse_tool_choice
 from cachespec.errors import InputError
 from cachespec.messages_parse import parse_messages, parse_system
@@ -53,7 +53,7 @@ def request_from_body(body: Mapping[str, Any]) -> Request:
     if not isinstance(body, Mapping):
         raise InputError(f"a request must be an object, not {kind_of(body)}")
     shape = _shape_of(body)
-    check_keys(body, KEYWORDS if shape is None else shape.known, "")
+    check_keys(body, KEYWORDS if shape is None else shape.known, "", meant=KEYWORDS)
     given = {key: value for key, value in body.items() if value is not None}
     if shape is None:
         return build_request(**given)
@@ -206,7 +206,7 @@ def _split(value: object, where: str, neutral: tuple[str, ...], own: tuple[str, 
 
 
 def _needed(body: Mapping[str, Any], key: str) -> Any:
-    if body.get(key) is None:
+    if needed(body, key, "") is None:
         raise InputError("is missing", field=key)
     return body[key]
 

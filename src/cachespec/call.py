@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from time import perf_counter
 
-import anyio
-
 from cachespec.answers import parse_answer
 from cachespec.assembly import Assembly
 from cachespec.backends.base import Attempt, Backend
@@ -22,7 +20,8 @@ from cachespec.errors import (
     StreamInterruptedError,
 )
 from cachespec.events import Completion, Retrying
-from cachespec.ledger.base import Hold, Ledger, Settlement
+from cachespec.finishing import to_the_end
+from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
 from cachespec.middleware import Chain
 from cachespec.policies.budgets import accounts
 from cachespec.policies.retries import Failure, next_attempt
@@ -30,7 +29,7 @@ from cachespec.quotes import cut_usage, estimated_cost
 from cachespec.rules import RetryRule
 from cachespec.stream import Outcome
 from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
-from cachespec.usage import Cost, Usage
+from cachespec.usage import Cost, Usage, money_text
 
 LEASE_MARGIN_S = 60.0
 """A lease outlives its request's deadline by this much, so that a slow settlement still finds its reservation."""
@@ -111,21 +110,10 @@ class ClientCall:
 
     def _hold(self, offer: Offer, left_s: float | None) -> Hold:
         worst = Decimal(0) if offer.quote is None or offer.quote.worst is None else offer.quote.worst
-        limits = []
+        limits = [b.limit for b in self._asked.budgets if b.rule.mode == "hard" and b.rule.scope != "request"]
         for budget in self._asked.budgets:
-            if budget.rule.scope == "request":
-                continue
-            if budget.rule.mode == "hard":
-                limits.append(budget.limit)
-                continue
-            for state in self._ledger.snapshot([budget.limit]):
-                if state.spent + state.reserved + worst > state.limit:
-                    self._warnings.append(f"soft budget {state.scope} of {state.limit} USD is passed")
-                    self._telemetry.tell(
-                        BudgetPassed(
-                            scope=state.scope, limit=state.limit, spent=state.spent, reserved=state.reserved, requested=worst
-                        )
-                    )
+            if budget.rule.mode == "soft":
+                self._warn_of(budget.limit, worst, alone=budget.rule.scope == "request")
         ask = self._asked.ask
         return Hold(
             amount=worst,
@@ -138,6 +126,20 @@ class ClientCall:
             limits=tuple(limits),
             lease_s=(600.0 if left_s is None else left_s) + LEASE_MARGIN_S,
         )
+
+    def _warn_of(self, limit: Limit, worst: Decimal, *, alone: bool) -> None:
+        """A soft budget lets pass, and says so when what this request may cost at most does not fit under it."""
+        zero = Decimal(0)
+        states = () if alone else self._ledger.snapshot([limit])
+        spent, reserved = (states[0].spent, states[0].reserved) if states else (zero, zero)
+        if spent + reserved + worst <= limit.limit:
+            return
+        told = BudgetPassed(scope=limit.scope, limit=limit.limit, spent=spent, reserved=reserved, requested=worst)
+        self._warnings.append(
+            f"soft budget {limit.scope} of {money_text(limit.limit)} USD may be passed: {money_text(spent)} spent, "
+            f"{money_text(reserved)} reserved, and this request may cost {money_text(worst)}"
+        )
+        self._telemetry.tell(told)
 
     async def retry(self, error: CachespecError, *, left_s: float | None) -> Retrying | None:
         held, self._open = self._open, None
@@ -166,9 +168,9 @@ class ClientCall:
         """A failed attempt costs nothing, unless the vendor counted, or may have worked before it was cut."""
         accepted = held.attempt is not None
         if held.assembly.usage is not None or isinstance(error, _MAYBE_BILLED if accepted else RequestTimeoutError):
-            await self._book(held, "failed")
+            await self._book(held, "failed", ttft_ms=None, total_ms=(perf_counter() - held.since) * 1000)
         else:
-            await self._ledger.release(held.reservation)
+            await to_the_end(lambda: self._ledger.release(held.reservation))
 
     async def pause(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
@@ -177,12 +179,25 @@ class ClientCall:
         held, self._open = self._open, None
         if held is None:
             return
-        with anyio.CancelScope(shield=True):
-            # Also when it was left on its way, before the backend accepted: nobody can say whether it was worked on.
-            await self._book(held, outcome)
+        # Also when it was left on its way, before the backend accepted: nobody can say whether it was worked on.
+        await self._book(held, outcome, ttft_ms=ttft_ms, total_ms=total_ms)
         if outcome == "completed":
             self._remember(held.backend.name)
-        ask, cost = self._asked.ask, self._cost
+
+    async def _book(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
+        usage, cost = self._spent(held)
+        self._cost = cost
+        ask, started = self._asked.ask, held.assembly.started
+        request_id = None if started is None else started.request_id
+        settlement = Settlement(
+            amount=cost.amount,
+            estimated=cost.estimated,
+            usage=usage,
+            outcome=outcome,
+            request_id=request_id,
+            price_source=cost.source,
+        )
+        await to_the_end(lambda: self._ledger.settle(held.reservation, settlement))
         self._telemetry.tell(
             Settled(
                 backend=held.backend.name,
@@ -190,29 +205,13 @@ class ClientCall:
                 tenant=ask.tenant,
                 session_id=ask.session_id,
                 outcome=outcome,
-                usage=held.assembly.usage,
-                cost=None if cost is None else cost.amount,
-                estimated=cost is None or cost.estimated,
+                usage=usage,
+                cost=cost.amount,
+                estimated=cost.estimated,
                 ttft_ms=ttft_ms,
                 total_ms=total_ms,
-                request_id=None if held.assembly.started is None else held.assembly.started.request_id,
+                request_id=request_id,
             )
-        )
-
-    async def _book(self, held: _Open, outcome: str) -> None:
-        usage, cost = self._spent(held)
-        self._cost = cost
-        started = held.assembly.started
-        await self._ledger.settle(
-            held.reservation,
-            Settlement(
-                amount=cost.amount,
-                estimated=cost.estimated,
-                usage=usage,
-                outcome=outcome,
-                request_id=None if started is None else started.request_id,
-                price_source=cost.source,
-            ),
         )
 
     def _spent(self, held: _Open) -> tuple[Usage | None, Cost]:

@@ -17,6 +17,7 @@ MAX_DEPTH = 200
 def kind_of(value: object) -> str:
     """The name of a value's type as a person writing JSON would say it."""
     names: dict[type, str] = {
+        bytes: "bytes",
         type(None): "null",
         bool: "a boolean",
         int: "an integer",
@@ -40,13 +41,23 @@ def nearest(name: str, known: Collection[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def check_keys(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Refuse the first key that is not known."""
+def check_keys(given: Mapping[str, Any], known: Collection[str], where: str, *, meant: Collection[str] = ()) -> None:
+    """Refuse the first key that is not known; `meant` are further names that a wrong one may have been meant for."""
     for key in given:
         if key not in known:
-            hint = nearest(key, known) if isinstance(key, str) else ""
-            known_text = "" if hint else f"; known: {', '.join(sorted(known))}"
+            hint = nearest(key, {*known, *meant}) if isinstance(key, str) else ""
+            known_text = "" if hint else f"; known: {', '.join(sorted(set(known)))}"
             raise InputError(f"unknown field{hint}{known_text}", field=f"{where}.{key}" if where else str(key))
+
+
+def needed(given: Mapping[str, Any], key: str, where: str) -> Any:
+    """The value of a key that must be there. Where one much like it is there instead, that is what is wrong."""
+    value = given.get(key)
+    if value is None:
+        slip = get_close_matches(key, [name for name in given if isinstance(name, str) and name != key], 1, 0.6)
+        if slip:
+            raise InputError(f"unknown field, did you mean {key!r}?", field=f"{where}.{slip[0]}" if where else slip[0])
+    return value
 
 
 def check_text(value: object, field: str) -> str:
@@ -76,10 +87,10 @@ def check_mapping(value: object, field: str) -> Mapping[str, Any]:
     return value
 
 
-def check_list(value: object, field: str) -> Sequence[Any]:
-    """A list or tuple (text and mappings are none)."""
+def check_list(value: object, field: str, *, wanted: str = "a list") -> Sequence[Any]:
+    """A list or tuple (text and mappings are none). `wanted` says what else the caller takes."""
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
-        refuse(field, "a list", value)
+        refuse(field, wanted, value)
     return value
 
 

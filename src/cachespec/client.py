@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
 import anyio
+import anyio.lowlevel
 
 from cachespec.backends.base import Backend, Wire
 from cachespec.call import ClientCall
@@ -105,7 +106,9 @@ class Client:
         self._middleware, self._telemetry = Chain(middleware), Telemetry(hooks)
         self._clock = clock or SystemClock()
         self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._streams: set[ResponseStream] = set()
         self._started = False
+        self._loop: anyio.lowlevel.EventLoopToken | None = None
         self._starting: anyio.Lock | None = None
         self._closed = False
 
@@ -140,10 +143,15 @@ class Client:
 
     async def start(self) -> None:
         """Start every backend (local models load here). Called by ``async with`` and by the first stream otherwise."""
-        if self._started:
-            return
         if self._closed:
             raise StreamStateError("the client is closed")
+        loop = anyio.lowlevel.current_token()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop != loop:
+            raise StreamStateError("a client belongs to the event loop it was first used in; make one for each")
+        if self._started:
+            return
         if self._starting is None:
             self._starting = anyio.Lock()
         async with self._starting:
@@ -156,12 +164,17 @@ class Client:
                 self._started = True
 
     async def aclose(self) -> None:
-        """Release every backend and the ledger. Idempotent; streams still open fail."""
+        """Settle what is open, then release every backend and the ledger. Idempotent.
+
+        Whoever still reads a stream gets StreamStateError.
+        """
         if self._closed:
             return
         self._closed = True
         failures: list[Exception] = []
         with anyio.CancelScope(shield=True):
+            for stream in list(self._streams):
+                await stream.aclose()
             parts: list[Backend | Ledger] = [*self.backends.values(), self.ledger]
             for part in parts:
                 try:
@@ -374,7 +387,7 @@ class Client:
             start=self.start,
             remember=lambda backend: self._remember(request.session_id, backend),
         )
-        return ResponseStream(call)
+        return ResponseStream(call, opened=self._streams)
 
     def plan_request(self, request: Request) -> Verdict:
         """`plan` for a request that is built already: the decision, and the request as the chosen backend would get it."""

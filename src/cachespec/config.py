@@ -9,17 +9,26 @@ and they are looked up when a backend is built.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cachespec import registry
-from cachespec.annotations import PluginOf, PositiveInt, Where, dotted, is_secret_name, suggestion
+from cachespec.annotations import (
+    BackendName,
+    ModelName,
+    PluginOf,
+    PositiveInt,
+    Where,
+    dotted,
+    is_secret_name,
+    suggestion,
+)
 from cachespec.durations import Duration
-from cachespec.errors import CachespecError, ConfigError, MissingDependencyError, UnknownPluginError
-from cachespec.options import Context, Problem, raise_all, read_table
+from cachespec.errors import CachespecError, ConfigError, InputError, MissingDependencyError
+from cachespec.options import Context, Problem, options_of, problems_of, raise_all, read_table
 from cachespec.rules import BudgetRule, RetryRule, Rule
 from cachespec.toml_source import line_of, parse, read_text
 
@@ -72,7 +81,7 @@ class Config:
     path: str | None = None
     text: str | None = field(default=None, repr=False, compare=False)
 
-    def error(self, problem: Problem) -> ConfigError | UnknownPluginError:
+    def error(self, problem: Problem) -> CachespecError:
         """The error for a problem found later, when something is made: with file and line."""
         return problem.error(self.path, None if self.text is None else line_of(self.text, problem.where))
 
@@ -110,7 +119,7 @@ class _Retries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
-    model: str | None = None
+    model: ModelName | None = None
     ledger: Annotated[PluginSpec, PluginOf("ledgers")] = PluginSpec(use="memory")
     timeout: Duration | None = 120.0
     max_output_tokens: PositiveInt | None = 4096
@@ -119,7 +128,14 @@ class _Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alias:
-    backends: tuple[str, ...]
+    backends: tuple[BackendName, ...]
+
+    def __post_init__(self) -> None:
+        if not self.backends:
+            raise InputError("needs at least one backend", field="backends")
+        twice = next((name for i, name in enumerate(self.backends) if name in self.backends[:i]), None)
+        if twice is not None:
+            raise InputError(f"names the backend {twice!r} twice", field="backends")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +164,19 @@ def load_config(path: str | Path, *, generation: int = 1) -> Config:
 
 
 def parse_config(text: str, path: str | None = None, *, generation: int = 1) -> Config:
-    """The same from a text; `path` is for messages."""
+    """The same from a text; `path` is for messages. The error is the first there is; a note on it counts the others."""
     try:
         return read_config(parse(text, path), path, text, generation)
     except Problem as problem:
-        raise problem.error(path, line_of(text, problem.where)) from problem.__cause__
+        error = problem.error(path, line_of(text, problem.where))
+        if problem.more:
+            others = "another problem" if len(problem.more) == 1 else f"{len(problem.more)} more problems"
+            error.add_note(f"and {others}; to see all: cachespec config check {path or 'FILE'}")
+        raise error from problem.__cause__
 
 
 def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """Everything that is wrong with a file, in its order; then what this environment lacks for it.
+    """Everything that is wrong with a file, in its order; then what this machine lacks for it.
 
     No finding: `connect` will accept it. Starts, sends and changes nothing.
     """
@@ -168,40 +188,89 @@ def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> 
 
 
 def check_text(text: str, path: str, environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """The same for a text; `path` is for messages."""
+    """The same for a text; `path` is for messages. What is wrong in one place hides nothing that is wrong in another."""
     environ = os.environ if environ is None else environ
     try:
         tree = parse(text, path)
-        config = read_config(tree, path, text)
-    except Problem as problem:
-        return _findings("error", [problem, *problem.more], path, text)
-    except CachespecError as error:
+    except ConfigError as error:
         return [_finding(error)]
-    missing = [(where, name) for where, name in references(tree) if not environ.get(name)]
-    warnings = [Problem(where, f"the environment variable {name} is not set") for where, name in missing]
-    if config.models:
-        unused = config.backends.keys() - {name for names in config.models.values() for name in names}
+    problems = problems_of(read_config, tree, path, text)
+    wrong = {problem.where[:2] for problem in problems}
+    sound = {
+        name: PluginSpec(use=table["use"], options={key: value for key, value in table.items() if key != "use"})
+        for name, table in _table(tree, "backends").items()
+        if ("backends", name) not in wrong and isinstance(table, Mapping) and "use" in table
+    }
+    routing = _table(tree, "policies", "routing")
+    config = Config(backends=sound, path=path, text=text)
+    if routing and ("policies", "routing") not in wrong:
+        config = replace(config, routing=PluginSpec(use=routing["use"], options={k: routing[k] for k in routing if k != "use"}))
+    missing = {where: name for where, name in references(tree) if not environ.get(name)}
+    found = [finding for name in sound for finding in _try_backend(config, name, environ, missing)]
+    try:
+        registry.build_routing(config, environ)
+    except CachespecError as error:
+        found.append(_finding(error))
+    warnings = [Problem(where, f"the environment variable {name} is not set") for where, name in missing.items()]
+    models = [table for table in _table(tree, "models").values() if isinstance(table, Mapping)]
+    if models:
+        unused = sound.keys() - {name for table in models for name in table.get("backends", ()) if isinstance(name, str)}
         told = "no alias of [models] uses this backend; requests must name it"
         warnings += [Problem(("backends", name), told) for name in sorted(unused)]
-    return [*_try(config, environ, dict(missing)), *_findings("warning", warnings, path, text)]
+    found += [_told(problem, path, text) for problem in problems]
+    found += [_told(problem, path, text, "warning") for problem in warnings]
+    return sorted(found, key=lambda finding: (finding.level, finding.line or 0))
 
 
-def _try(config: Config, environ: Mapping[str, str], missing: Mapping[Where, str]) -> list[Finding]:
-    """What the backends themselves say of their options. A secret that is not set here is no reason not to ask."""
-    found = []
-    secrets = {name: "unset" for where, name in missing.items() if is_secret_name(str(where[-1]))}
-    for name in config.backends:
-        if any(where[:2] == ("backends", name) and variable not in secrets for where, variable in missing.items()):
-            continue
+def _try_backend(config: Config, name: str, environ: Mapping[str, str], missing: Mapping[Where, str]) -> Iterator[Finding]:
+    """What a backend itself says of its options, each wrong one apart, and whether a local model's file is there.
+
+    A secret that is not set here is no reason not to ask for the rest.
+    """
+    where: Where = ("backends", name)
+    lacking = {path[-1] for path in missing if path[:2] == where}
+    if not all(is_secret_name(str(key)) for key in lacking):
+        return
+    stand_in = "<unset>"
+    environ = {**environ, stand_in: "unset", **{missing[path]: "unset" for path in missing if path[:2] == where}}
+    options = dict(config.backends[name].options)
+    takes, _ = options_of(registry.load("backends", config.backends[name].use))
+    for _ in range(len(takes) + 1):
+        spec = replace(config.backends[name], options=options)
         try:
-            registry.build_backend(config, name, {**environ, **secrets})
+            registry.build_backend(replace(config, backends={name: spec}), name, environ)
+            break
         except MissingDependencyError as error:
-            found.append(Finding(level="warning", message=f"backend {name}: {error}", path=config.path))
-        except CachespecError as error:
+            yield Finding(level="warning", message=f"backend {name}: {error}", path=config.path)
+            return
+        except ConfigError as error:
+            error = config.place(error, where)
+            key = (error.key or "").removeprefix(dotted(where)).strip(".").partition(".")[0]
             # No key in the environment is this machine's lack, not the file's fault.
-            lacks = isinstance(error, ConfigError) and is_secret_name((error.key or "").rpartition(".")[2])
-            found.append(_finding(error, "warning" if lacks else "error"))
-    return found
+            lacks = is_secret_name(key) and key not in options
+            yield _finding(error, "warning" if lacks else "error")
+            if lacks and key in takes:
+                options[key] = {"env": stand_in}
+            elif key in options and not takes[key].required:
+                del options[key]  # without it, what else is wrong?
+            else:
+                break
+        except CachespecError as error:
+            yield _finding(error)
+            break
+    try:
+        locate(config.backends[name])
+    except ConfigError as error:
+        yield _finding(config.place(error, where), "warning")  # another machine may have it
+
+
+def locate(spec: PluginSpec) -> None:
+    """Look for the file of a local model, without loading or downloading it. Raises ConfigError where there is none."""
+    model = spec.options.get("model")
+    if spec.use in ("llamacpp", "torch") and isinstance(model, str):
+        from cachespec.engine.models import check_model
+
+        check_model(model, folder=spec.use == "torch")
 
 
 def auto_config(environ: Mapping[str, str] | None = None) -> Config:
@@ -244,14 +313,11 @@ def installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
-def _findings(level: Literal["error", "warning"], problems: Iterable[Problem], path: str, text: str) -> list[Finding]:
-    found = [
-        Finding(
-            level=level, message=p.message, path=path, line=line_of(text, p.where), key=dotted(p.where) or None, hint=p.hint
-        )
-        for p in problems
-    ]
-    return sorted(found, key=lambda finding: finding.line or 0)
+def _told(problem: Problem, path: str, text: str, level: Literal["error", "warning"] = "error") -> Finding:
+    if isinstance(problem.raised, MissingDependencyError):
+        level = "warning"  # another machine may have it
+    line, key = line_of(text, problem.where), dotted(problem.where) or None
+    return Finding(level=level, message=problem.message, path=path, line=line, key=key, hint=problem.hint)
 
 
 def _finding(error: CachespecError, level: Literal["error", "warning"] = "error") -> Finding:
@@ -275,10 +341,19 @@ def references(tree: Any, where: Where = ()) -> Iterator[tuple[Where, str]]:
 
 def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | None = None, generation: int = 1) -> Config:
     """The same from a tree of tables, which may hold values already made. Raises `Problem`."""
-    values = read_table(ConfigFile, tree, (), context=Context(plugin=_plugin))
+    names = names_in(tree)
+    values: dict[str, Any] = {}
+
+    def plugin(family: str, table: Mapping[str, Any], where: Where) -> PluginSpec:
+        use, options = registry.split_use(table, where)
+        registry.check(family, use, options, where, given=registry.GIVEN.get(family, ()), names=names)
+        return PluginSpec(use=use, options=options)
+
+    def read() -> None:
+        values.update(read_table(ConfigFile, tree, (), context=Context(plugin=plugin, names=names)))
+
+    raise_all([*problems_of(read), *_backends(tree), *_costs(tree), *_budgets(tree, names["model"])])
     file = ConfigFile(**values)
-    raise_all([*_names(file), *_budgets_and_rules(file)])
-    raise_all(list(_costs(file)))
     client, policies = file.client, file.policies
     default = client.model
     if default is None:
@@ -305,59 +380,60 @@ def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | No
     )
 
 
-def _plugin(family: str, table: Mapping[str, Any], where: Where) -> PluginSpec:
-    use, options = registry.split_use(table, where)
-    registry.check(family, use, options, where, given=registry.GIVEN.get(family, ()))
-    return PluginSpec(use=use, options=options)
+def names_in(tree: Mapping[str, Any]) -> Mapping[str, frozenset[str]]:
+    """What a tree of tables configures, by the kinds of `annotations.NAMES`."""
+    backends, aliases = _table(tree, "backends"), _table(tree, "models")
+    tables = [table.options if isinstance(table, PluginSpec) else table for table in backends.values()]
+    models = {model for table in tables if isinstance(model := _get(table, "model"), str)}
+    return {"backend": frozenset(backends), "model": frozenset({*aliases, *backends, *models})}
 
 
-def _names(file: ConfigFile) -> Iterator[Problem]:
-    """Aliases, backends and the default model must name each other."""
-    if not file.backends:
+# What concerns several tables is read from the tree itself, so that it is found even where one of them is wrong.
+
+
+def _table(tree: Any, *path: str) -> Mapping[str, Any]:
+    """The table at `path`; an empty one where there is none."""
+    for step in path:
+        tree = tree.get(step) if isinstance(tree, Mapping) else None
+    return tree if isinstance(tree, Mapping) else {}
+
+
+def _get(value: Any, name: str) -> Any:
+    """A field of a table, or of what code made already."""
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _backends(tree: Mapping[str, Any]) -> Iterator[Problem]:
+    if "backends" in tree and not tree["backends"]:
         yield Problem(("backends",), "no backend is configured", hint='such as [backends.claude] with use = "anthropic"')
-    for name in file.backends:
+    for name in _table(tree, "backends"):
         if not name or ":" in name or name != name.strip():
             yield Problem(("backends", name), "a backend's name has no colon and no space around it")
-    for alias, table in file.models.items():
-        where: Where = ("models", alias, "backends")
-        if not table.backends:
-            yield Problem(where, "needs at least one backend")
-        yield from _unknown(table.backends, file.backends, where)
-        for i, name in enumerate(table.backends):
-            if name in table.backends[:i]:
-                yield Problem((*where, i), f"names the backend {name!r} twice")
-    default = file.client.model
-    # "provider:model" is a name too (DESIGN: names); which there are is known once the backends are made.
-    if default is not None and ":" not in default:
-        known = [*file.models, *file.backends]
-        if default not in known:
-            yield Problem(("client", "model"), f"no alias or backend is called {default!r}", hint=suggestion(default, known))
 
 
-def _costs(file: ConfigFile) -> Iterator[Problem]:
+def _costs(tree: Mapping[str, Any]) -> Iterator[Problem]:
     """Where an alias chooses between backends, what each of them costs must be known or said."""
-    if file.policies.routing.use == "pinned":
+    if _get(_get(_table(tree, "policies"), "routing"), "use") == "pinned":
         return
-    rivals = {name for table in file.models.values() if len(table.backends) > 1 for name in table.backends}
-    for name, spec in file.backends.items():
-        if name in rivals and not spec.made and "cost" not in spec.options and registry.takes("backends", spec.use, "cost"):
+    lists = [names for alias in _table(tree, "models").values() if isinstance(names := _get(alias, "backends"), list | tuple)]
+    rivals = {name for names in lists if len(names) > 1 for name in names if isinstance(name, str)}
+    for name, table in _table(tree, "backends").items():
+        if name in rivals and isinstance(table, Mapping) and "cost" not in table and _takes_cost(table.get("use")):
             hint = 'such as cost = { per_hour = "0.40" }; "0" means already paid'
             yield Problem(("backends", name), "'cost' is missing: an alias compares this backend's price", hint=hint)
 
 
-def _budgets_and_rules(file: ConfigFile) -> Iterator[Problem]:
-    models = [*file.models, *file.backends]
-    for i, rule in enumerate(file.policies.rules):
-        where: Where = ("policies", "rules", i)
-        for key, names in (("only", rule.only or frozenset()), ("exclude", rule.exclude)):
-            yield from _unknown(names, file.backends, (*where, key))
-        yield from _unknown((m for m in rule.when.model if ":" not in m), models, (*where, "when", "model"))
-    for i, budget in enumerate(file.policies.budgets):
-        if budget.scope == "alias" and budget.key is not None:
-            yield from _unknown([budget.key], models, ("policies", "budgets", i, "key"))
+def _takes_cost(use: Any) -> bool:
+    try:
+        return isinstance(use, str) and registry.takes("backends", use, "cost")
+    except CachespecError:
+        return False  # that it cannot be loaded is told already
 
 
-def _unknown(names: Iterable[str], known: Iterable[str], where: Where) -> Iterator[Problem]:
-    known = list(known)
-    for name in sorted(set(names) - set(known)):
-        yield Problem(where, f"nothing configured is called {name!r}", hint=suggestion(name, known, label="configured"))
+def _budgets(tree: Mapping[str, Any], models: frozenset[str]) -> Iterator[Problem]:
+    budgets = _table(tree, "policies").get("budgets")
+    for i, budget in enumerate(budgets if isinstance(budgets, list | tuple) else ()):
+        key = _get(budget, "key")
+        if _get(budget, "scope") == "alias" and isinstance(key, str) and key not in models and ":" not in key:
+            hint = suggestion(key, models, label="configured")
+            yield Problem(("policies", "budgets", i, "key"), f"no alias or backend is called {key!r}", hint=hint)

@@ -27,6 +27,7 @@ from cachespec.decision import (
 from cachespec.errors import (
     BudgetExceededError,
     CachespecError,
+    ConfigError,
     ContextLengthError,
     InputError,
     NoRouteError,
@@ -43,6 +44,8 @@ from cachespec.request import Request
 from cachespec.rules import BudgetRule, Rule
 
 PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "stop", "seed", "reasoning", "tool_choice", "response_format")
+STEP_S = 1.0
+"""How long past its deadline a local engine may be busy with a request: at most one step."""
 _NOTHING = TokenEstimate(input=None, cache_read=None, cache_write=None, uncached=None, output_expected=None, output_max=None)
 
 
@@ -104,12 +107,16 @@ class Decider:
         found = tuple(n for n, b in self._backends.items() if model in (f"{b.provider}:{b.model}", f"{b.provider}/{b.model}"))
         if found:
             return model, found
+        # A vendor's own id, as in a body that is sent through us as it is.
+        found = tuple(n for n, b in self._backends.items() if b.model == model)
+        if found:
+            return model, found
         near = difflib.get_close_matches(model, self._names(), n=3, cutoff=0.4) or self._names()
         raise InputError(f"no model {model!r}; nearest: {', '.join(near)}", field="model")
 
     def _names(self) -> list[str]:
         qualified = [f"{b.provider}:{b.model}" for b in self._backends.values() if b.provider]
-        return [*self._settings.models, *self._backends, *qualified]
+        return list(dict.fromkeys([*self._settings.models, *self._backends, *qualified]))
 
     def ask(self, request: Request, *, now: float, timeout_s: float | None, previous_backend: str | None) -> Asked:
         """Make a request ready. Raises InputError for a model or an `extra` that names nothing."""
@@ -153,11 +160,12 @@ class Decider:
             errors.setdefault(name, error)
             offers = [_out(o, error) if o.backend == name and name != choose else o for o in offers]
         eligible = [o for o in offers if o.eligible]
-        ranked = list(stay(asked.ask, self._routing.rank(asked.ask, eligible))) if eligible else []
+        ranked = list(stay(asked.ask, self._rank(asked.ask, eligible))) if eligible else []
         if choose is not None:
             ranked.sort(key=lambda o: o.backend != choose)
         best = ranked[0] if ranked else None
-        rest = [o for o in offers if all(o.backend != r.backend for r in ranked)]
+        chosen = {o.backend for o in ranked}
+        rest = [_left_out(o) if o.eligible else o for o in offers if o.backend not in chosen]
         limits = _limits(asked)
         plan = None if best is None else self._plan(best, asked.request)
         decision = Decision(
@@ -172,6 +180,19 @@ class Decider:
         dropped = () if plan is None else plan.ignore
         warnings = tuple(f"{decision.chosen} cannot honour {name}; it was left out (on_unsupported)" for name in dropped)
         return Verdict(decision=decision, request=request, errors=errors, warnings=warnings)
+
+    def _rank(self, ask: Ask, eligible: Sequence[Offer]) -> list[Offer]:
+        """The policy's order, which is somebody else's code: what it does wrong is an error that names it."""
+        where = "policies.routing"
+        try:
+            ranked = list(self._routing.rank(ask, eligible))
+        except Exception as error:
+            raise ConfigError(f"{self._routing!r}.rank failed: {type(error).__name__}: {error}", key=where) from error
+        known = {o.backend for o in eligible}
+        names = [o.backend if isinstance(o, Offer) else None for o in ranked]
+        if not known.issuperset(names) or len(set(names)) < len(names):
+            raise ConfigError(f"{self._routing!r}.rank must return offers it was given, each at most once", key=where)
+        return ranked
 
     def _offer(self, name: str, asked: Asked, errors: dict[str, CachespecError]) -> tuple[Request, Offer]:
         backend, request = self._backends[name], asked.request
@@ -204,7 +225,8 @@ class Decider:
             elif capabilities.local:
                 output_max = _least(output_max, capabilities.context - tokens.input)
         tokens = with_output(tokens, output_max)
-        priced = quote(backend.rates, estimate, tokens)
+        timeout = asked.ask.timeout_s
+        priced = quote(backend.rates, estimate, tokens, at_most_s=None if timeout is None else timeout + STEP_S)
         reasons += self._budget(name, asked, None if priced is None else priced.worst, errors)
         out = any(r.code in ("context_length", "budget", "price_unknown") for r in reasons)
         offer = Offer(
@@ -285,6 +307,10 @@ def _offer_out(backend: Backend, reasons: Sequence[Reason]) -> Offer:
         latency=Latency(ttft_ms=None, total_ms=None),
         belief=Belief(state="unknown"),
     )
+
+
+def _left_out(offer: Offer) -> Offer:
+    return replace(offer, eligible=False, reasons=(*offer.reasons, Reason("rule", "left out by the routing policy")))
 
 
 def _out(offer: Offer, error: CachespecError) -> Offer:

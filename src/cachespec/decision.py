@@ -192,6 +192,8 @@ class Offer:
     def explain(self) -> str:
         """The offer on one line: price, size, cache, time."""
         quote = self.quote
+        if quote is None and not self.eligible:
+            return f"{self.backend} ({self.model}): cannot take it"
         price = "price unknown"
         if quote is not None and quote.expected is not None:
             price = f"about ${money_text(quote.expected)}"

@@ -1,7 +1,7 @@
 """What a stream yields, and what it ends with.
 
-Events up to `Retrying` are public: iterating a `ResponseStream` yields them. `ReasoningFinished`, `ResponseStarted` and
-`Finished` are what a backend tells the stream besides; `ResponseStarted` is yielded too.
+Iterating a `ResponseStream` yields them in the order they came, with two rules for every protocol: nothing is seen of an
+attempt before its first content but `Retrying`, and `Finished` comes last, when the request is settled.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ReasoningFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The protocol's terminal event arrived.
+    """The answer is complete: its protocol's terminal event arrived. The last event of a stream.
 
     `reason` is ``stop``, ``length``, ``tool_calls``, ``content_filter`` or ``pause``, else the vendor's own word.
     `busy_s` is the seconds a local engine spent on this request (None for hosted ones).

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from cachespec.checks import check_bool, check_keys, check_list, check_name, check_text, copy_json, kind_of
+from cachespec.checks import check_bool, check_keys, check_list, check_name, check_text, copy_json, kind_of, needed
 from cachespec.errors import InputError
 from cachespec.messages import Message, OpaquePart, Part, ReasoningPart, Role, TextPart, ToolResultPart
 from cachespec.parts_parse import (
@@ -46,7 +46,9 @@ def parse_messages(
         return (), (Message(role="user", parts=(TextPart(text=check_name(value, where)),)),)
     if isinstance(value, Mapping | Message):
         raise InputError("must be a list of messages, not one message", field=where)
-    messages = [_message(item, f"{where}[{i}]", dialect) for i, item in enumerate(check_list(value, where))]
+    messages = [
+        _message(item, f"{where}[{i}]", dialect) for i, item in enumerate(check_list(value, where, wanted="a string or a list"))
+    ]
     if not messages:
         raise InputError("is empty", field=where)
     system: list[TextPart] = []
@@ -71,7 +73,7 @@ def parse_system(value: object, *, where: str = "system") -> tuple[TextPart, ...
     if isinstance(value, TextPart | Mapping):
         value = [value]
     parts: list[TextPart] = []
-    for i, item in enumerate(check_list(value, where)):
+    for i, item in enumerate(check_list(value, where, wanted="a string or a list")):
         field = f"{where}[{i}]"
         part = TextPart(text=check_text(item, field)) if isinstance(item, str) else parse_part(item, field)
         if not isinstance(part, TextPart):
@@ -90,7 +92,7 @@ def _message(raw: object, where: str, dialect: Dialect | None) -> Message:
         return _item(raw, where)
     if kind == "message":
         dialect = "responses"
-    role = raw.get("role")
+    role = needed(raw, "role", where)
     if role not in ROLES:
         if role is None:
             raise InputError("is missing", field=f"{where}.role")

@@ -7,11 +7,14 @@ exception ends the request with that exception; a request that has not been deci
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cachespec.errors import ConfigError
 from cachespec.events import Completion
 from cachespec.request import Request
+from cachespec.telemetry import takes
+
+_T = TypeVar("_T")
 
 
 class Middleware(Protocol):
@@ -27,17 +30,25 @@ class Chain:
 
     def __init__(self, members: Sequence[Middleware] = ()) -> None:
         for position, member in enumerate(members):
-            for method in ("request", "completion"):
-                if not callable(getattr(member, method, None)):
-                    raise ConfigError(f"{member!r} has no method {method!r}", key=f"middleware[{position}]")
+            for method, arguments in (("request", 1), ("completion", 2)):
+                problem = takes(getattr(member, method, None), arguments)
+                if problem is not None:
+                    raise ConfigError(f"{member!r}: {method} {problem}", key=f"middleware[{position}]")
         self._members = tuple(members)
 
     def request(self, request: Request) -> Request:
-        for member in self._members:
-            request = member.request(request)
+        for position, member in enumerate(self._members):
+            request = _checked(member.request(request), Request, f"middleware[{position}].request")
         return request
 
     def completion(self, request: Request, completion: Completion) -> Completion:
-        for member in reversed(self._members):
-            completion = member.completion(request, completion)
+        for position, member in reversed(list(enumerate(self._members))):
+            where = f"middleware[{position}].completion"
+            completion = _checked(member.completion(request, completion), Completion, where)
         return completion
+
+
+def _checked(value: _T, kind: type[_T], where: str) -> _T:
+    if not isinstance(value, kind):
+        raise ConfigError(f"must return a {kind.__name__}, not {type(value).__name__}", key=where)
+    return value

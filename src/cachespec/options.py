@@ -12,15 +12,16 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, Union, get_args, get_origin
 
 from cachespec.annotations import (
     COLLECTIONS,
     MONEY,
+    NAMES,
     NOT_IN_A_FILE,
     EnvRef,
     PluginOf,
@@ -38,6 +39,8 @@ from cachespec.annotations import (
 from cachespec.durations import parse_duration
 from cachespec.errors import CachespecError, ConfigError, InputError, UnknownPluginError
 
+P = ParamSpec("P")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
@@ -52,14 +55,17 @@ class Option:
 class Problem(Exception):
     """What is wrong, and where in the tree; `more` are further ones found in the same pass."""
 
-    def __init__(self, where: Where, message: str, *, hint: str | None = None, unknown_plugin: bool = False) -> None:
+    def __init__(self, where: Where, message: str, *, hint: str | None = None, raised: CachespecError | None = None) -> None:
         super().__init__(message)
-        self.where, self.message, self.hint, self.unknown_plugin = where, message, hint, unknown_plugin
+        self.where, self.message, self.hint, self.raised = where, message, hint, raised
         self.more: list[Problem] = []
 
-    def error(self, path: str | None = None, line: int | None = None) -> ConfigError | UnknownPluginError:
+    def error(self, path: str | None = None, line: int | None = None) -> CachespecError:
+        """What to raise: a ConfigError, or of the kind that was `raised` already."""
         error = ConfigError(self.message, path=path, line=line, key=dotted(self.where) or None, hint=self.hint)
-        return UnknownPluginError(str(error)) if self.unknown_plugin else error
+        if isinstance(self.raised, UnknownPluginError):
+            return UnknownPluginError(str(error))
+        return self.raised or error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +73,13 @@ class Context:
     """What reading needs besides: what to make of a plug-in's table, and the environment to take references from.
 
     `references` lets text be ``{ env = "NAME" }``, as plug-in options may. Without `environ` a reference stays an `EnvRef`:
-    nothing secret is read to check a file.
+    nothing secret is read to check a file. `names` holds what there is of each kind of `NAMES`; other kinds are not checked.
     """
 
     plugin: Callable[[str, Mapping[str, Any], Where], Any] | None = None
     environ: Mapping[str, str] | None = None
     references: bool = False
+    names: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 _PLAIN = Context()
@@ -149,6 +156,15 @@ def raise_all(problems: Sequence[Problem]) -> None:
         raise first
 
 
+def problems_of(check: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[Problem]:
+    """What a check finds, as a list: so that one that fails hides no other."""
+    try:
+        check(*args, **kwargs)
+    except Problem as problem:
+        return [problem, *problem.more]
+    return []
+
+
 def read(value: Any, annotation: Any, where: Where, *, context: Context = _PLAIN) -> Any:
     """One value as its annotation wants it. Raises `Problem`."""
     origin = get_origin(annotation)
@@ -161,6 +177,7 @@ def read(value: Any, annotation: Any, where: Where, *, context: Context = _PLAIN
         and (annotation in (Decimal, Path) or is_dataclass(annotation))
         and isinstance(value, annotation)
     ):
+        check_names(value, annotation, where, context.names)
         return value  # from code, not from a file: made already
     if isinstance(annotation, typing.NewType):
         return read(value, annotation.__supertype__, where, context=context)
@@ -225,7 +242,37 @@ def _read_annotated(value: Any, annotation: Any, where: Where, context: Context)
                 raise Problem(where, str(error)) from None
         if mark == "positive" and (type(value) is not int or value < 1):
             raise Problem(where, f"must be a whole number above 0, not {show(value)}")
-    return read(value, inner, where, context=context)
+    found = read(value, inner, where, context=context)
+    check_names(found, annotation, where, context.names)
+    return found
+
+
+def check_names(value: Any, annotation: Any, where: Where, names: Mapping[str, Collection[str]]) -> None:
+    """Hold every `BackendName` and `ModelName` in a value that was read or made already against what there is.
+
+    Raises `Problem` with the nearest name.
+    """
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *marks = get_args(annotation)
+        kind = next((mark for mark in marks if mark in NAMES and mark in names), None)
+        if kind is None or not isinstance(value, str):
+            return check_names(value, inner, where, names)
+        known = names[kind]
+        # "provider:model" is a name too; which there are is known once the backends are made.
+        if value not in known and not (kind == "model" and ":" in value):
+            hint = suggestion(value, known, label="configured")
+            raise Problem(where, f"{NAMES[kind]} is called {value!r}", hint=hint)
+    elif origin is Union or origin is types.UnionType:
+        for member in get_args(annotation):
+            check_names(value, member, where, names)
+    elif (origin or annotation) in COLLECTIONS and isinstance(value, tuple(COLLECTIONS)):
+        for i, item in enumerate(value):
+            check_names(item, (get_args(annotation) or (Any,))[0], (*where, i), names)
+    elif isinstance(annotation, type) and is_dataclass(annotation) and isinstance(value, annotation):
+        for name, option in options_of(annotation)[0].items():
+            check_names(getattr(value, name, None), option.annotation, (*where, name), names)
+    return None
 
 
 def _read_union(value: Any, annotation: Any, where: Where, context: Context) -> Any:
@@ -248,6 +295,10 @@ def _read_union(value: Any, annotation: Any, where: Where, context: Context) -> 
 
 def _read_reference(value: Any, annotation: Any, where: Where, context: Context) -> EnvRef | str:
     if not _is_reference(value):
+        unknown = next((key for key in value if key != "env"), None) if isinstance(value, Mapping) else None
+        if unknown is not None:
+            hint = suggestion(unknown, ["env"]) if isinstance(unknown, str) else None
+            raise Problem((*where, unknown), "unknown key of a reference", hint=hint)
         said = (
             "a secret is not written into a file" if isinstance(value, str) else f"must name a variable, not be {show(value)}"
         )
@@ -302,7 +353,7 @@ def _is_reference(value: Any) -> bool:
 
 def _wants_reference(value: Any, where: Where, context: Context) -> bool:
     last = where[-1] if where else None
-    return context.references and (_is_reference(value) or (isinstance(last, str) and is_secret_name(last)))
+    return context.references and (isinstance(value, Mapping) or (isinstance(last, str) and is_secret_name(last)))
 
 
 def _mismatch(value: Any, annotation: Any, where: Where) -> str:

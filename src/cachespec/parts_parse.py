@@ -21,6 +21,7 @@ from cachespec.checks import (
     copy_json,
     kind_of,
     nearest,
+    needed,
 )
 from cachespec.errors import InputError
 from cachespec.messages import (
@@ -67,7 +68,7 @@ def parse_part(raw: object, where: str, dialect: Dialect | None = None) -> Part:
         return check_part(raw, where)
     if not isinstance(raw, Mapping):
         raise InputError(f"must be a content part, not {kind_of(raw)}", field=where)
-    kind = raw.get("type")
+    kind = needed(raw, "type", where)
     if not isinstance(kind, str):
         raise InputError("is missing" if kind is None else "must be a string", field=f"{where}.type")
     reader = READERS.get(kind)
@@ -122,7 +123,8 @@ def parse_content(value: object, where: str, dialect: Dialect | None) -> list[Pa
         return []
     if isinstance(value, str):
         return [TextPart(text=check_text(value, where))]
-    return [parse_part(part, f"{where}[{i}]", dialect) for i, part in enumerate(check_list(value, where))]
+    items = check_list(value, where, wanted="a string or a list")
+    return [parse_part(part, f"{where}[{i}]", dialect) for i, part in enumerate(items)]
 
 
 def plain_parts(parts: list[Part], where: str) -> tuple[TextPart | ImagePart, ...]:
@@ -134,7 +136,7 @@ def plain_parts(parts: list[Part], where: str) -> tuple[TextPart | ImagePart, ..
 
 def _text(raw: Mapping[str, Any], where: str, _: Dialect | None) -> TextPart:
     return TextPart(
-        text=check_text(raw.get("text"), f"{where}.text"),
+        text=check_text(needed(raw, "text", where), f"{where}.text"),
         mark=read_mark(raw, where),
         extra=read_rest(raw, ("type", "text"), where),
     )
@@ -142,7 +144,7 @@ def _text(raw: Mapping[str, Any], where: str, _: Dialect | None) -> TextPart:
 
 def _image_url(raw: Mapping[str, Any], where: str, _: Dialect | None) -> ImagePart:
     field = f"{where}.image_url"
-    image = check_mapping(raw.get("image_url"), field)
+    image = check_mapping(needed(raw, "image_url", where), field)
     check_keys(image, ("url", "detail"), field)
     known = ("type", "image_url")
     return _image(image.get("url"), f"{field}.url", image.get("detail"), f"{field}.detail", raw, known, where)
@@ -176,7 +178,7 @@ def _image(
 
 def _anthropic_image(raw: Mapping[str, Any], where: str, _: Dialect | None) -> Part:
     field = f"{where}.source"
-    source = check_mapping(raw.get("source"), field)
+    source = check_mapping(needed(raw, "source", where), field)
     kind = source.get("type")
     url = data = media_type = None
     if kind == "url":
@@ -203,12 +205,12 @@ def parse_tool_call(raw: object, where: str) -> Part:
             raise InputError(f"must be 'function' or 'custom', not {kind!r}", field=f"{where}.type")
         return OpaquePart(dialect="chat", raw=copy_json(call, where))
     field = f"{where}.function"
-    function = check_mapping(call.get("function"), field)
+    function = check_mapping(needed(call, "function", where), field)
     check_keys(function, ("name", "arguments"), field)
     return ToolCallPart(
-        id=check_name(call.get("id"), f"{where}.id"),
-        name=check_name(function.get("name"), f"{field}.name"),
-        arguments=check_text(function.get("arguments"), f"{field}.arguments"),
+        id=check_name(needed(call, "id", where), f"{where}.id"),
+        name=check_name(needed(function, "name", field), f"{field}.name"),
+        arguments=check_text(needed(function, "arguments", field), f"{field}.arguments"),
         mark=read_mark(call, where),
         extra=read_rest(call, ("type", "id", "function"), where),
     )
@@ -216,9 +218,9 @@ def parse_tool_call(raw: object, where: str) -> Part:
 
 def _function_call(raw: Mapping[str, Any], where: str, _: Dialect | None) -> ToolCallPart:
     return ToolCallPart(
-        id=check_name(raw.get("call_id"), f"{where}.call_id"),
-        name=check_name(raw.get("name"), f"{where}.name"),
-        arguments=check_text(raw.get("arguments"), f"{where}.arguments"),
+        id=check_name(needed(raw, "call_id", where), f"{where}.call_id"),
+        name=check_name(needed(raw, "name", where), f"{where}.name"),
+        arguments=check_text(needed(raw, "arguments", where), f"{where}.arguments"),
         mark=read_mark(raw, where),
         extra=read_rest(raw, ("type", "call_id", "name", "arguments"), where),
     )
@@ -226,10 +228,10 @@ def _function_call(raw: Mapping[str, Any], where: str, _: Dialect | None) -> Too
 
 def _tool_use(raw: Mapping[str, Any], where: str, _: Dialect | None) -> ToolCallPart:
     """The input object becomes text in its own key order: that is the order the model wrote."""
-    arguments = copy_json(check_mapping(raw.get("input"), f"{where}.input"), f"{where}.input")
+    arguments = copy_json(check_mapping(needed(raw, "input", where), f"{where}.input"), f"{where}.input")
     return ToolCallPart(
-        id=check_name(raw.get("id"), f"{where}.id"),
-        name=check_name(raw.get("name"), f"{where}.name"),
+        id=check_name(needed(raw, "id", where), f"{where}.id"),
+        name=check_name(needed(raw, "name", where), f"{where}.name"),
         arguments=json.dumps(arguments, separators=(",", ":"), ensure_ascii=False),
         mark=read_mark(raw, where),
         extra=read_rest(raw, ("type", "id", "name", "input"), where),
@@ -246,7 +248,7 @@ def _function_call_output(raw: Mapping[str, Any], where: str, _: Dialect | None)
 
 def _any_result(raw: Mapping[str, Any], where: str, dialect: Dialect, id_key: str, content_key: str) -> Part:
     content = parse_content(raw.get(content_key), f"{where}.{content_key}", dialect)
-    result_id = check_name(raw.get(id_key), f"{where}.{id_key}")
+    result_id = check_name(needed(raw, id_key, where), f"{where}.{id_key}")
     if any(isinstance(part, OpaquePart) for part in content):
         return _opaque(raw, where, dialect)
     is_error = raw.get("is_error")
@@ -260,7 +262,7 @@ def _any_result(raw: Mapping[str, Any], where: str, dialect: Dialect, id_key: st
 
 
 def _thinking(raw: Mapping[str, Any], where: str, _: Dialect | None) -> ReasoningPart:
-    text = check_text(raw.get("thinking"), f"{where}.thinking") if raw["type"] == "thinking" else ""
+    text = check_text(needed(raw, "thinking", where), f"{where}.thinking") if raw["type"] == "thinking" else ""
     return ReasoningPart(text=text, raw=copy_json(raw, where), provider="anthropic")
 
 

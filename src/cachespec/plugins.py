@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
 from cachespec.annotations import Where, nearest
 from cachespec.errors import CachespecError, UnknownPluginError
-from cachespec.options import Context, Problem, call, options_of, read_table
+from cachespec.options import Context, Problem, call, options_of, problems_of, raise_all, read_table
 
 FAMILIES = ("backends", "routing", "ledgers", "caching", "acceptance", "drafters", "middleware")
 OWN = "cachespec"
@@ -82,16 +84,27 @@ def load(family: str, use: str) -> Callable[..., Any]:
     return _import(found[use], family)
 
 
-def check(family: str, use: str, options: Mapping[str, Any], where: Where, *, given: tuple[str, ...] = ()) -> None:
+def check(
+    family: str,
+    use: str,
+    options: Mapping[str, Any],
+    where: Where,
+    *,
+    given: tuple[str, ...] = (),
+    names: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> None:
     """Load a plug-in and hold `options` against its signature, without making it or reading any secret.
 
-    Raises `Problem` (unknown plug-in, unknown key, wrong type, something missing) or MissingDependencyError.
+    `names` is what there is for options that name something configured, by kind. Raises `Problem`: unknown plug-in, unknown
+    key, wrong type, unknown name, something missing, or (as `raised`) an extra that is not installed.
     """
     factory = _load_at(family, use, where)
+    problems: list[Problem] = []
     for key, inner in _NESTED.items():
         if isinstance(options.get(key), Mapping):
-            nested(inner, options[key], (*where, key))
-    read_table(factory, options, where, context=Context(plugin=nested, references=True), given=given)
+            problems += problems_of(nested, inner, options[key], (*where, key))
+    context = Context(plugin=nested, references=True, names=names)
+    raise_all([*problems, *problems_of(read_table, factory, options, where, context=context, given=given)])
 
 
 def nested(family: str, table: Mapping[str, Any], where: Where) -> Any:
@@ -193,8 +206,8 @@ def split_use(table: Mapping[str, Any], where: Where) -> tuple[str, dict[str, An
 def _load_at(family: str, use: str, where: Where) -> Callable[..., Any]:
     try:
         return load(family, use)
-    except UnknownPluginError as error:
-        raise Problem((*where, "use"), str(error), unknown_plugin=True) from error
+    except CachespecError as error:
+        raise Problem((*where, "use"), str(error), raised=error) from error
 
 
 def _installed(family: str) -> dict[str, EntryPoint]:
@@ -223,7 +236,7 @@ def _import(point: EntryPoint, family: str) -> Callable[..., Any]:
 
 def _why(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"no module {error.name!r} can be imported here"
+        return f"no module {error.name!r} in {Path(sys.path[0] or '.').resolve()} or elsewhere on Python's path"
     return f"{type(error).__name__}: {error}" if not isinstance(error, AttributeError) else str(error)
 
 

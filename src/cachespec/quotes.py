@@ -31,12 +31,11 @@ def with_output(tokens: TokenEstimate, output_max: int | None) -> TokenEstimate:
     return replace(tokens, output_expected=expected, output_max=output_max)
 
 
-def quote(
-    rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, *, billing: Mapping[str, str] | None = None
-) -> Quote | None:
+def quote(rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, *, at_most_s: float | None) -> Quote | None:
     """Expected and worst cost in USD; None when the price or the size of the input is not known.
 
-    A local engine's time comes from its latency estimate; its worst case allows four times that (a busy machine).
+    A local engine's expected time comes from its latency estimate. `at_most_s` is the request's deadline: whatever else
+    happens on the machine, it cannot be busy with the request for longer, so that is the worst case of a price per hour.
     """
     if rates is None or tokens.input is None:
         return None
@@ -51,7 +50,7 @@ def quote(
     worst = rates.worst(
         input_tokens=tokens.input if tokens.worst_input is None else tokens.worst_input,
         output_tokens=tokens.output_max or tokens.output_expected or 0,
-        seconds=None if seconds is None else 4 * seconds,
+        seconds=at_most_s,
     )
     return Quote(expected=expected.amount, worst=worst, source=rates.source, price_date=rates.price_date)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from cachespec.annotations import Where, dotted, is_secret_name
-from cachespec.options import Problem
+from cachespec.options import Problem, check_names
 from cachespec.plugins import (
     FAMILIES,
     GIVEN,
@@ -40,6 +40,7 @@ __all__ = [
     "Wired",
     "build",
     "build_backend",
+    "build_routing",
     "check",
     "create",
     "installed",
@@ -69,10 +70,21 @@ def build(config: Config, environ: Mapping[str, str] | None = None) -> Wired:
 
 def build_backend(config: Config, name: str, environ: Mapping[str, str] | None = None) -> Backend:
     """Make one of the backends of a configuration. Raises as `build`."""
-    spec, where = config.backends[name], ("backends", name)
+    spec = config.backends[name]
+    given = {"name": name, **_acceptance(config, spec, {})}
+    return cast("Backend", _build_one(config, "backends", spec, ("backends", name), given, environ))
+
+
+def build_routing(config: Config, environ: Mapping[str, str] | None = None) -> RoutingPolicy:
+    """Make the routing policy of a configuration. Raises as `build`."""
+    return cast("RoutingPolicy", _build_one(config, "routing", config.routing, ("policies", "routing"), {}, environ))
+
+
+def _build_one(
+    config: Config, family: str, spec: PluginSpec, where: Where, given: Mapping[str, Any], environ: Mapping[str, str] | None
+) -> Any:
     try:
-        given = {"name": name, **_acceptance(config, spec, {})}
-        return cast("Backend", make("backends", spec.use, spec.options, where, given, environ))
+        return make(family, spec.use, spec.options, where, given, environ)
     except Problem as problem:
         raise config.error(problem) from problem.__cause__
 
@@ -89,10 +101,10 @@ def wire(
     """The same without a file: a backend, the ledger, ``policies["routing"]`` and ``["acceptance"]`` are tables or objects.
 
     Unlike a file, a table in code may hold a secret itself: it is handed over like a variable's value, so that no
-    configuration, message or `repr` ever has it. `client` holds the other keys of ``[client]``. Raises ConfigError with the
-    key, and as `create`.
+    configuration, message or `repr` ever has it. An alias is a list of backends, or a table as in the file. `client` holds
+    the other keys of ``[client]``. Raises ConfigError with the key, and as `create`.
     """
-    from cachespec.config import PluginSpec, read_config
+    from cachespec.config import PluginSpec, names_in, read_config
 
     made: dict[Where, Any] = {}
     handed: dict[str, str] = {}
@@ -103,7 +115,9 @@ def wire(
         if value is None:
             return value
         made[where] = value
-        return PluginSpec(use=f"{type(value).__module__}:{type(value).__qualname__}", made=True)
+        model = getattr(value, "model", None)
+        options = {"model": model} if isinstance(model, str) else {}
+        return PluginSpec(use=f"{type(value).__module__}:{type(value).__qualname__}", options=options, made=True)
 
     def hidden(item: Any, where: Where) -> Any:
         if not isinstance(item, str) or not is_secret_name(str(where[-1])):
@@ -115,7 +129,7 @@ def wire(
     tree: dict[str, Any] = {
         "client": dict(client),
         "backends": {name: table(value, ("backends", name)) for name, value in backends.items()},
-        "models": {alias: {"backends": names} for alias, names in (models or {}).items()},
+        "models": {a: names if isinstance(names, Mapping) else {"backends": names} for a, names in (models or {}).items()},
         "policies": dict(policies or {}),
     }
     if ledger is not None:
@@ -125,6 +139,8 @@ def wire(
             tree["policies"][policy] = table(tree["policies"][policy], ("policies", policy))
     try:
         config = read_config(tree)
+        for where, value in made.items():
+            check_names(value, type(value), where, names_in(tree))
     except Problem as problem:
         raise problem.error() from problem.__cause__
     return _wire(config, made, {**(os.environ if environ is None else environ), **handed} if handed else environ)

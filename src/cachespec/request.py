@@ -110,7 +110,7 @@ def build_request(
     if prompt is None:
         hoisted, turns = parse_messages(messages)
     else:
-        hoisted, turns = parse_messages(prompt, where="prompt" if isinstance(prompt, str) else "messages")
+        hoisted, turns = parse_messages(prompt, where="messages" if isinstance(prompt, list | tuple) else "prompt")
     parsed_tools = parse_tools(tools)
     choice = parse_tool_choice(tool_choice)
     check_tool_choice(choice, parsed_tools)
@@ -146,7 +146,7 @@ def _names(value: str | Sequence[str] | None, where: str) -> tuple[str, ...]:
         return ()
     if isinstance(value, str):
         return (check_name(value, where),)
-    return tuple(check_name(item, f"{where}[{i}]") for i, item in enumerate(check_list(value, where)))
+    return tuple(check_name(item, f"{where}[{i}]") for i, item in enumerate(check_list(value, where, wanted="a string or a list")))
 
 
 def _fields(value: Mapping[str, Any], name: object) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Literal, TypeAlias
 from zoneinfo import ZoneInfo
 
+from cachespec.annotations import BackendName, ModelName
 from cachespec.errors import InputError
 
 BudgetScope: TypeAlias = Literal["request", "session", "tenant", "tag", "alias", "overall"]
@@ -56,7 +57,7 @@ class RuleCondition:
 
     tags: frozenset[str] = frozenset()
     tenant: frozenset[str] = frozenset()
-    model: frozenset[str] = frozenset()
+    model: frozenset[ModelName] = frozenset()
     tools: bool | None = None
 
     def matches(self, *, tags: frozenset[str], tenant: str | None, model: str | None, tools: bool) -> bool:
@@ -73,8 +74,8 @@ class Rule:
     """Which backends may answer when `when` holds (always, if it is empty): none but `only`, and none of `exclude`."""
 
     when: RuleCondition = RuleCondition()
-    only: frozenset[str] | None = None
-    exclude: frozenset[str] = frozenset()
+    only: frozenset[BackendName] | None = None
+    exclude: frozenset[BackendName] = frozenset()
 
     def __post_init__(self) -> None:
         if self.only is None and not self.exclude:

@@ -167,3 +167,7 @@ class SessionStream:
     async def get_final_completion(self) -> Completion:
         """Read what is left and return the finished answer."""
         return await self._open.get_final_completion()
+
+    async def aclose(self) -> None:
+        """Stop now, as leaving the ``async with`` block does."""
+        await self.__aexit__(None, None, None)

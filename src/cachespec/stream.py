@@ -9,6 +9,7 @@ request settled, exactly once.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator
 from time import perf_counter
@@ -27,6 +28,7 @@ from cachespec.errors import (
     StreamStateError,
 )
 from cachespec.events import Completion, Event, Retrying, TextDelta
+from cachespec.finishing import to_the_end
 
 if TYPE_CHECKING:
     from cachespec.backends.base import Attempt
@@ -67,8 +69,10 @@ class ResponseStream:
     (`get_final_completion`) or raises exactly one typed exception. Leaving early, or cancelling, raises nothing of ours.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, *, opened: set[ResponseStream] | None = None) -> None:
+        """`opened` is where the stream keeps itself while it is entered, for whoever has to close it from outside."""
         self._call = call
+        self._opened = set() if opened is None else opened
         self._state: Literal["new", "open", "ended", "left"] = "new"
         self._events: deque[Event] = deque()
         self._preamble: deque[Event] = deque()
@@ -76,7 +80,9 @@ class ResponseStream:
         self._assembly: Assembly | None = None
         self._next: Retrying | None = None
         self._reading = False
-        self._deadline: float | None = None
+        self._working: anyio.CancelScope | None = None
+        self._ends_by_itself = False
+        self._deadline = math.inf
         self._start = 0.0
         self._ttft: float | None = None
         self._completion: Completion | None = None
@@ -88,28 +94,28 @@ class ResponseStream:
         self._state = "open"
         self._start = perf_counter()
         timeout = self._call.timeout_s
-        self._deadline = None if timeout is None else anyio.current_time() + timeout
+        self._deadline = math.inf if timeout is None else anyio.current_time() + timeout
+        self._opened.add(self)
         try:
             await self._open_any()
         except BaseException as error:
-            self._error = error
-            await self._leave("failed" if isinstance(error, Exception) else "cancelled")
+            self._opened.discard(self)
+            await self._give_up(error)
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._opened.discard(self)
         if self._state == "open":
-            cancelled = error is not None and not isinstance(error, Exception)
-            try:
-                await self._leave("cancelled" if cancelled else "left")
-            except LedgerError as failure:
-                # Leaving raises nothing of ours; the reservation stays and counts until its lease ends.
-                logging.getLogger("cachespec").warning("a request that was left could not be settled: %s", failure)
+            await self._leave("cancelled" if error is not None and not isinstance(error, Exception) else "left")
 
     async def aclose(self) -> None:
-        """Stop now: close the upstream and settle what was used. The same as leaving the ``async with`` block."""
+        """Stop now: close the upstream and settle what was used, as leaving the ``async with`` block does.
+
+        Another task may do it, too; a task that waits for this stream then gets StreamStateError.
+        """
         await self.__aexit__(None, None, None)
 
     def __aiter__(self) -> Self:
@@ -127,9 +133,7 @@ class ResponseStream:
         try:
             await self._fill()
         except BaseException as error:
-            if self._state == "open":
-                self._error = error
-                await self._leave("failed" if isinstance(error, Exception) else "cancelled")
+            await self._give_up(error)
             raise
         finally:
             self._reading = False
@@ -205,39 +209,46 @@ class ResponseStream:
             # What comes before the content is kept back: an attempt that fails there leaves no trace but `Retrying`.
             queue = self._events if self._ttft is not None else self._preamble
             for event in events:
-                queue.append(absorb(event))
-            if self._ttft is None and (assembly.committed or assembly.finished is not None):
-                if assembly.committed:
-                    self._ttft = (perf_counter() - self._start) * 1000
+                shown = absorb(event)
+                if shown is not None:
+                    queue.append(shown)
+            if self._ttft is None and assembly.committed:
+                self._ttft = (perf_counter() - self._start) * 1000
                 self._events, self._preamble = self._preamble, self._events
 
     async def _read(self) -> Any:
         attempt = self._attempt
         assert attempt is not None  # noqa: S101 - `_open_any` set it
-        if self._deadline is None:
+        if self._ends_by_itself:  # a scope for each read is most of what a chunk costs here
+            events = await attempt.read()
+            if self._state == "left":
+                raise self._stopped()
+            return events
+        with anyio.CancelScope(deadline=self._deadline) as self._working:
             return await attempt.read()
-        with anyio.CancelScope(deadline=self._deadline):
-            return await attempt.read()
-        raise self._late()
+        raise self._stopped()
 
-    def _late(self) -> RequestTimeoutError:
+    def _stopped(self) -> CachespecError:
+        """Why a wait was ended from outside: by the deadline, or by another task that closed the stream."""
+        self._working = None
+        if self._state == "left":
+            return StreamStateError("the stream was closed while it was being read")
         chosen = self._call.decision.chosen
         return RequestTimeoutError(f"not finished within {self._call.timeout_s:g} s", backend=chosen, retryable=False)
 
     def _left(self) -> float | None:
-        return None if self._deadline is None else self._deadline - anyio.current_time()
+        return None if self._deadline == math.inf else self._deadline - anyio.current_time()
 
     async def _open_any(self) -> None:
         """Open the attempt that is due; on failure, the ones after it, as long as the client has one."""
         while True:
             try:
-                if self._deadline is None:
+                with anyio.CancelScope(deadline=self._deadline) as self._working:
                     await self._open_one()
                     return
-                with anyio.CancelScope(deadline=self._deadline):
-                    await self._open_one()
-                    return
-                raise self._late()
+                raise self._stopped()
+            except StreamStateError:
+                raise
             except CachespecError as error:
                 await self._failed(error)
 
@@ -247,6 +258,7 @@ class ResponseStream:
                 await self._call.pause(self._next.delay_s)
             self._next = None
         self._attempt, self._assembly = await self._call.open(left_s=self._left())
+        self._ends_by_itself = getattr(self._attempt, "ends_by_itself", False)
 
     async def _failed(self, error: CachespecError) -> None:
         """An attempt failed before content: line up the next one, or raise."""
@@ -272,8 +284,7 @@ class ResponseStream:
     async def _interrupt(self, why: str, cause: BackendError | None) -> None:
         await self._close()
         total = (perf_counter() - self._start) * 1000
-        with anyio.CancelScope(shield=True):
-            await self._call.settle("failed", ttft_ms=self._ttft, total_ms=total)
+        await self._settle("failed", total)
         partial = self._call.completion(ttft_ms=self._ttft, total_ms=total)
         self._state = "ended"
         self._error = StreamInterruptedError(
@@ -302,29 +313,45 @@ class ResponseStream:
         await self._close()
         total = (perf_counter() - self._start) * 1000
         try:
-            with anyio.CancelScope(shield=True):
-                await self._call.settle("completed", ttft_ms=self._ttft, total_ms=total)
+            await self._call.settle("completed", ttft_ms=self._ttft, total_ms=total)
         except LedgerError as error:
             error.completion = self._call.completion(ttft_ms=self._ttft, total_ms=total, warnings=warnings)
             self._state = "ended"
             raise
         self._completion = self._call.completion(ttft_ms=self._ttft, total_ms=total, warnings=warnings)
         self._state = "ended"
+        # Last of all, whatever the protocol's own order is: when it is seen, the request is settled.
+        self._events += (*self._preamble, assembly.finished)
+        self._preamble.clear()
 
     async def _close(self) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            with anyio.CancelScope(shield=True):
-                await attempt.aclose()
+            await to_the_end(attempt.aclose)
+
+    async def _give_up(self, error: BaseException) -> None:
+        """Leave because of an exception, which goes on to the caller; nothing is left to do after an ending of its own."""
+        if self._state == "ended":
+            return
+        self._error = self._error or error
+        await self._leave("failed" if isinstance(error, Exception) else "cancelled")
 
     async def _leave(self, outcome: Outcome) -> None:
         self._state = "left"
+        if self._working is not None:
+            self._working.cancel()  # another task waits, for this attempt or for one that is being opened
         total = (perf_counter() - self._start) * 1000
-        with anyio.CancelScope(shield=True):
-            try:
-                await self._close()
-            finally:
-                await self._call.settle(outcome, ttft_ms=self._ttft, total_ms=total)
+        try:
+            await self._close()
+        finally:
+            await self._settle(outcome, total)
+
+    async def _settle(self, outcome: Outcome, total_ms: float) -> None:
+        """Book an answer that is not whole. A ledger that fails now must not hide why; its reservation stays and counts."""
+        try:
+            await self._call.settle(outcome, ttft_ms=self._ttft, total_ms=total_ms)
+        except LedgerError as failure:
+            logging.getLogger("cachespec").warning("a request that ended early could not be settled: %s", failure)
 
 
 class _Texts:

@@ -34,7 +34,12 @@ class ResponseStream:
         self._portal, self._stream = portal, stream
 
     def __enter__(self) -> Self:
-        self._portal.call(self._stream.__aenter__)
+        entering = self._portal.start_task_soon(self._stream.__aenter__)
+        try:
+            entering.result()
+        except KeyboardInterrupt:  # it goes on in the portal's thread: nobody would ever leave it
+            self._portal.call(self._stream.aclose)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:

@@ -7,6 +7,7 @@ logger ``cachespec.decision`` (contract D4).
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from decimal import Decimal
 from typing import Protocol, TypeAlias
 
 from cachespec.decision import Decision
+from cachespec.errors import ConfigError
 from cachespec.usage import Usage
 
 
@@ -41,7 +43,10 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A request ended and was settled: ``completed``, ``left``, ``cancelled`` or ``failed``. `cost` is USD."""
+    """Something was booked: ``completed``, ``left``, ``cancelled`` or ``failed``. `cost` is USD.
+
+    Once for a request, and once more for each attempt of it that failed and may have been billed all the same.
+    """
 
     backend: str
     model: str
@@ -58,7 +63,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetPassed:
-    """A soft budget is passed by what this request may cost at most. USD."""
+    """A soft budget may be passed by this request, which may cost `requested` at most. USD."""
 
     scope: str
     limit: Decimal
@@ -76,10 +81,29 @@ class Hook(Protocol):
     def __call__(self, details: Details, /) -> None: ...
 
 
+def takes(function: object, arguments: int) -> str | None:
+    """Why `function` cannot be called with that many positional arguments, here and now; None: it can."""
+    if not callable(function):
+        return "is missing" if function is None else "cannot be called"
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        return "is async; it must be a plain function"
+    try:
+        inspect.signature(function).bind(*[None] * arguments)
+    except TypeError:
+        return f"must take {arguments} positional argument{'s' if arguments > 1 else ''}"
+    except ValueError:  # a builtin that does not tell its signature
+        return None
+    return None
+
+
 class Telemetry:
-    """Calls the hooks, in order, and writes the log."""
+    """Calls the hooks, in order, and writes the log. Raises ConfigError for a hook that cannot be called."""
 
     def __init__(self, hooks: Sequence[Hook] = ()) -> None:
+        for position, hook in enumerate(hooks):
+            problem = takes(hook, 1)
+            if problem is not None:
+                raise ConfigError(f"{hook!r} {problem}", key=f"hooks[{position}]")
         self._hooks = tuple(hooks)
         self._log = logging.getLogger("cachespec")
         self._decisions = logging.getLogger("cachespec.decision")

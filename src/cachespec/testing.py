@@ -239,7 +239,10 @@ def check_routing(policy: RoutingPolicy) -> None:
     )
     for count in range(len(offers) + 1):
         given = offers[:count]
-        ranked = list(policy.rank(ask, given))
+        answer = policy.rank(ask, given)
+        _require(isinstance(answer, Sequence), f"rank must return a sequence of offers, not {type(answer).__name__}")
+        ranked = list(answer)
+        _require(all(isinstance(o, Offer) for o in ranked), f"rank must return offers: {ranked!r}")
         names = [o.backend for o in ranked]
         _require(len(set(names)) == len(names), f"an offer came back twice: {names}")
         _require(set(names) <= {o.backend for o in given}, f"an offer was invented: {names}")

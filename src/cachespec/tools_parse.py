@@ -6,11 +6,22 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cachespec.checks import check_bool, check_keys, check_list, check_mapping, check_name, check_text, copy_json, kind_of
+from cachespec.checks import (
+    check_bool,
+    check_keys,
+    check_list,
+    check_mapping,
+    check_name,
+    check_text,
+    copy_json,
+    kind_of,
+    needed,
+)
 from cachespec.errors import InputError
 from cachespec.messages import Tool
 from cachespec.parts_parse import MARKS, Dialect, read_mark, read_rest
 
+_KEYS = ("type", "name", "description", "input_schema", "parameters", "function", "strict")
 _DATED = re.compile(r".*_20\d{6}|.*toolset")
 """Anthropic's own tools carry the date of their version in `type`, its MCP and browser toolsets the word."""
 
@@ -44,6 +55,7 @@ def _tool(raw: object, where: str, dialect: Dialect | None) -> Tool:
     if kind == "function":
         return _function(raw, where, "parameters", raw, ("type", "name", "description", "parameters", "strict"), where)
     if kind is None:
+        check_keys(raw, (*_KEYS, *MARKS), where)
         raise InputError("is missing: 'function', or a vendor's own kind of tool", field=f"{where}.type")
     kind = check_name(kind, f"{where}.type")
     if dialect is None:
@@ -63,7 +75,7 @@ def _function(
     schema, description, strict = inner.get(schema_key), inner.get("description"), inner.get("strict")
     schema_field = f"{field}.{schema_key}"
     return Tool(
-        name=check_name(inner.get("name"), f"{field}.name"),
+        name=check_name(needed(inner, "name", field), f"{field}.name"),
         description=None if description is None else check_text(description, f"{field}.description"),
         parameters={} if schema is None else copy_json(check_mapping(schema, schema_field), schema_field),
         strict=None if strict is None else check_bool(strict, f"{field}.strict"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cachespec.engine.models import find_model, shipped_models
+from cachespec.engine.models import check_model, find_model, shipped_models
 from cachespec.errors import ConfigError, MissingDependencyError, NotFoundError
 
 
@@ -108,8 +109,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, files: list[str], result: Path | Except
     asked: list[tuple[str, str]] = []
 
     class Api:
-        def list_repo_files(self, repo: str) -> list[str]:
-            return files
+        def model_info(self, repo: str, *, timeout: float) -> SimpleNamespace:
+            assert timeout <= 10, "an unreachable hub is said to be so within seconds"
+            return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
 
     def download(repo: str, file: str) -> str:
         asked.append((repo, file))
@@ -156,3 +158,36 @@ def test_a_full_disk_while_downloading(monkeypatch: pytest.MonkeyPatch) -> None:
     hub(monkeypatch, [], OSError(28, "No space left on device"))
     with pytest.raises(ConfigError, match="No space left"):
         find_model("hf:org/repo/m.gguf")
+
+
+def test_a_downloaded_file_needs_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", None)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, file: str(tmp_path / file))
+    assert find_model("hf:org/repo/m.gguf") == tmp_path / "m.gguf"
+
+
+@pytest.mark.parametrize("reference", ["hf:org/repo", "hf:org/repo/model.gguf"])
+def test_an_unreachable_hub_is_asked_once(reference: str, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    code = (
+        "import time\nfrom cachespec.engine.models import find_model\nfrom cachespec.errors import ConfigError\n"
+        "import huggingface_hub\nbegan = time.monotonic()\n"
+        f"try: find_model({reference!r})\nexcept ConfigError as error: print(error)\nprint(time.monotonic() - began < 10)"
+    )
+    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert "cannot be downloaded" in done.stdout
+    assert done.stdout.endswith("True\n")
+
+
+def test_a_model_is_looked_for_without_the_hub(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    package(site, "llm-pocket", "pocket.Q4.gguf")
+    check_model("hf:org/repo/m.gguf")
+    check_model("pocket")
+    with pytest.raises(ConfigError, match="hf:org/repo"):
+        check_model("hf:org")
+    with pytest.raises(ConfigError) as caught:
+        check_model("pockt")
+    assert caught.value.hint == "did you mean 'pocket'?"

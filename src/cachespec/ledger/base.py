@@ -79,12 +79,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums over settled requests: `unpriced` counts those whose price was not known."""
+    """Sums over settled requests, of what is known.
+
+    `unpriced` counts the requests whose price was not known, `uncounted` those whose tokens the backend did not report, or
+    not all of them: the token sums are without those.
+    """
 
     requests: int
     amount: Decimal
     estimated: int
     unpriced: int
+    uncounted: int
     uncached: int
     cache_read: int
     cache_write: int

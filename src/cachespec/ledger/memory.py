@@ -54,6 +54,7 @@ class _Sums:
     units: int = 0
     estimated: int = 0
     unpriced: int = 0
+    uncounted: int = 0
     uncached: int = 0
     cache_read: int = 0
     cache_write: int = 0
@@ -64,6 +65,7 @@ class _Sums:
         self.units += units or 0
         self.estimated += settlement.estimated
         self.unpriced += units is None
+        self.uncounted += settlement.usage is None or settlement.usage.output is None
         if settlement.usage is not None:
             self.uncached += settlement.usage.uncached or 0
             self.cache_read += settlement.usage.cache_read or 0
@@ -184,6 +186,7 @@ class MemoryLedger:
                 amount=from_units(sums.units),
                 estimated=sums.estimated,
                 unpriced=sums.unpriced,
+                uncounted=sums.uncounted,
                 uncached=sums.uncached,
                 cache_read=sums.cache_read,
                 cache_write=sums.cache_write,

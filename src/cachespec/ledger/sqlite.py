@@ -138,14 +138,16 @@ class SqliteLedger:
         """See `Ledger.totals`."""
         where, values = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
         sums = ", ".join(f"COALESCE(SUM({c}), 0)" for c in ("estimated", "uncached", "cache_read", "cache_write", "output"))
-        query = f"SELECT COUNT(*), COUNT(*) - COUNT(units), {_SUM}, {sums} FROM entries {where}"  # noqa: S608
+        partly = "COUNT(*) - COUNT(json_extract(usage, '$.output'))"
+        query = f"SELECT COUNT(*), COUNT(*) - COUNT(units), {partly}, {_SUM}, {sums} FROM entries {where}"  # noqa: S608
         row = await self._run(lambda db: db.execute(query, values).fetchone())
-        requests, unpriced, high, low, estimated, uncached, cache_read, cache_write, output = row
+        requests, unpriced, uncounted, high, low, estimated, uncached, cache_read, cache_write, output = row
         return Totals(
             requests=requests,
             amount=from_units(_whole((high, low))),
             estimated=estimated,
             unpriced=unpriced,
+            uncounted=uncounted,
             uncached=uncached,
             cache_read=cache_read,
             cache_write=cache_write,

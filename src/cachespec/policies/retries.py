@@ -49,7 +49,7 @@ def next_attempt(
     import tenacity
 
     last = failures[-1]
-    if isinstance(last.error, RequestRejectedError):
+    if isinstance(last.error, RequestRejectedError) or (left_s is not None and left_s <= 0):
         return None
     gone = {f.backend for f in failures if not _may_pass(f.error)}
     # Refusals by our own ledger reach nobody and do not count against the budget of attempts.

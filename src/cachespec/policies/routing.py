@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
+from cachespec.annotations import BackendName
 from cachespec.decision import Ask, Offer, Reason
 from cachespec.durations import Duration
 from cachespec.usage import money_text
@@ -33,9 +34,10 @@ class Cheapest:
         if ordered and all(late.values()):
             ordered = sorted(offers, key=_ttft)
         result = [_with(o, late[o.backend]) for o in ordered]
-        if len(result) > 1 and result[0].quote is not None and result[0].quote.expected is not None:
-            best = result[0].quote.expected
-            result[0] = _with(result[0], Reason("cheapest", f"expected {money_text(best)} USD, the lowest of {len(result)}"))
+        priced = [o.quote.expected for o in result if o.quote is not None and o.quote.expected is not None]
+        if len(result) > 1 and not _price(result[0])[0]:
+            known = f"the lowest of {len(priced)}" if len(priced) > 1 else "the only one whose price is known"
+            result[0] = _with(result[0], Reason("cheapest", f"expected {money_text(_price(result[0])[1])} USD, {known}"))
         return result
 
     def _late(self, offer: Offer) -> Reason | None:
@@ -52,7 +54,7 @@ class Cheapest:
 class Pinned:
     """Always the named backend, as long as it is eligible; the rest stay in configured order unless `only`."""
 
-    backend: str
+    backend: BackendName
     only: bool = False
 
     def rank(self, ask: Ask, offers: Sequence[Offer]) -> Sequence[Offer]:
