@@ -5,7 +5,6 @@ All of it runs in a worker thread and takes a few seconds at most; what was meas
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -37,6 +36,7 @@ SPARE_SLOTS = 2
 _KEPT_SLOTS = 4  # sequences for each that runs, where forks share
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 24)  # tokens a sequence that are measured
 _MB = 1 << 20
+_OVERHEAD = 1.2  # memory of a model over the size of its file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +149,11 @@ def start_engine(
         control=control,
         costs=costs,
     )
+    if costs is not None:  # a forecast before anything ran
+        table = costs.table
+        widest = max(table.points[1])
+        engine.decode_speed.add(1, table.seconds(1, 1))
+        engine.prefill_speed.add(widest, table.seconds(1, widest))
     engine.start()
     return Started(engine, control, reason, vocabulary)
 
@@ -175,16 +180,17 @@ def _drafter(settings: EngineSettings, runtime: Runtime, load: Load) -> Drafter[
 
 def _fits(draft: Mapping[str, Any]) -> bool | None:
     """Whether a draft model's file fits into the memory that is left; None when there is none, or nobody can tell."""
-    path = Path(str(draft.get("model", "")))
-    if not path.is_file():
-        return None
+    path, free = Path(str(draft.get("model", ""))).expanduser(), _free_memory()
+    return None if free is None or not path.is_file() else path.stat().st_size * _OVERHEAD < free
+
+
+def _free_memory() -> int | None:
+    """Bytes that the system says it can give; None where it does not say."""
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, ValueError, StopIteration):
         return None
-    return path.stat().st_size * 1.2 < free
 
 
 def _vocabulary(runtime: Runtime) -> Vocabulary | None:
