@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ COPY = "Repeat this sentence: The harbour master keeps the keys of the lighthous
 
 
 @pytest.fixture(autouse=True)
-def calibrations(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def calibrations(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test reads or writes the user's own."""
     folder = tmp_path_factory.getbasetemp() / "calibrations"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setenv("HOME", str(folder))
-    yield folder
+    return folder
 
 
 async def started(**more: Any) -> LlamaCppBackend:

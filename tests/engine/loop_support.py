@@ -28,15 +28,11 @@ def running(runtime: Any, chunk: int = 128, parallel: int = 1, **more: Any) -> I
         yield engine
         if engine.failure is None:
             wait_until(lambda: engine.active == 0)
+            assert not engine._slots._leases
+            engine._slots.check()
     finally:
         engine.close()
-    if engine.failure is None:
-        assert not engine._slots._leases
-        if isinstance(runtime, ScriptedRuntime):
-            assert runtime.closed
-            runtime.closed = False
-            runtime.hand_over()
-        engine._slots.check()
+    assert not isinstance(runtime, ScriptedRuntime) or runtime.closed
 
 
 def job(prompt: str = "prompt", output: int = 50, **more: object) -> Job:

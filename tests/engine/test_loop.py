@@ -153,6 +153,9 @@ def test_a_model_that_says_it_cannot_rewind_goes_on_from_a_checkpoint() -> None:
         before = runtime.evaluated
         longer = usage(read(engine.submit(job("question" * 5 + " and then some more text"))))
         assert runtime.evaluated - before == 64 - 32
+        # The longer checkpoint does not replace the shorter one: what goes on otherwise finds it still.
+        other = usage(read(engine.submit(job("question" * 4 + "but here it differs"))))
+        assert other.cache_read == 32
     assert first == Usage(uncached=8, cache_read=0, cache_write={"kv": 32}, output=6)
     assert longer.cache_read == 32
     assert max(runtime.truncations, default=99) >= 32  # nothing was ever cut within

@@ -42,7 +42,7 @@ class TorchBackend(LocalBackend):
         draft: the drafter, ``{"use": "suffix"}``; None decodes plainly. Its first start measures for some seconds.
         acceptance: the policy that says how far to draft; ``goodput`` where neither this nor ``[policies]`` says.
 
-    Raises ConfigError for values out of range, UnknownPluginError. Nothing is loaded, and torch is not imported, before `start`.
+    Raises ConfigError for values out of range, UnknownPluginError. Nothing is loaded before `start`, torch neither.
     """
 
     def __init__(

@@ -381,10 +381,12 @@ class Engine:
     def _prefilled(self, part: Part) -> None:
         """Let others share what there is of a prompt."""
         sequence, lease = part.sequence, part.lease
-        if sequence.writes:
-            sequence.kept = max(sequence.kept, self._slots.keep(lease, sequence.tokens[: lease.held]))
-            if not self._runtime.info.rewinds and lease.held == (len(sequence.job.prompt) - 1) // PAGE * PAGE:
-                self._slots.checkpoint(lease)
+        if not sequence.writes:
+            return
+        if self._runtime.info.rewinds:
+            self._slots.keep(lease, sequence.tokens[: lease.held])
+        elif lease.held == (len(sequence.job.prompt) - 1) // PAGE * PAGE:
+            sequence.kept = self._slots.checkpoint(lease, sequence.tokens[: lease.held])
 
     def _finish(self, sequence: Sequence, events: list[Event], reason: str) -> None:
         job, start = sequence.job, perf_counter()

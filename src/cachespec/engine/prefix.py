@@ -32,6 +32,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -123,7 +124,8 @@ class _Holder:
 
 class PrefixIndex:
     """See the module's docstring. Budgets are bytes: `budget` of device KV (None: no bound of its own), `host_budget` of
-    exported bytes. `page_bytes` is the KV of one page. `clock` is the one that deadlines of pins are read on.
+    exported bytes. `page_bytes` is the KV of one page. `clock` is the one that deadlines of pins are read on. `rewinds`: what
+    is imported can be truncated; else only whole copies are of use.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class PrefixIndex:
         budget: int | None = None,
         host_budget: int = 0,
         shared: bool = True,
+        rewinds: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if page_bytes < 1 or host_budget < 0 or (budget is not None and budget < 0):
@@ -141,7 +144,8 @@ class PrefixIndex:
         self._shared, self._clock = shared, clock
         self._table = PageTable()
         self._slots: dict[int, _Holder] = {}
-        self._copies = HostCopies(self._table, host_budget, lambda path: self._gone(path, 0, "host"))
+        uncover = partial(self._gone, keep=0, tier="host")
+        self._copies = HostCopies(self._table, host_budget, uncover, whole=not rewinds)
         self._tick = 0
         self._guards: Counter[int] = Counter()  # page -> how many acquired it
         self._pins: dict[Hashable, tuple[int, float]] = {}  # owner -> page, deadline
@@ -167,11 +171,14 @@ class PrefixIndex:
         return self._look(packed(tokens), len(tokens), namespace)
 
     def peek(self, tokens: Tokens, namespace: bytes | None) -> tuple[int, int]:
-        """Tokens that are there on the device, and on the host. Changes nothing; from any thread, roughly right."""
+        """Tokens that are there on the device, and on the host. Changes nothing; from any thread, roughly right.
+
+        Where nothing can be truncated, as `near`: under the engine's lock.
+        """
         if namespace is None or len(tokens) < 2:
             return 0, 0
         path = self._table.walk(namespace, packed(tokens), (len(tokens) - 1) // PAGE)
-        return self._table.covered(path, "device") * PAGE, self._table.covered(path, "host") * PAGE
+        return self._table.covered(path, "device") * PAGE, self._copies.reach(path) * PAGE
 
     def near(self, tokens: Tokens, namespace: bytes | None) -> NearMiss | None:
         """Where a prompt leaves what is kept, as `Match.near`. Changes nothing; on the engine's thread, or under its lock."""
@@ -183,13 +190,13 @@ class PrefixIndex:
     def _look(self, data: bytes, queried: int, namespace: bytes) -> Match:
         table = self._table
         path = table.walk(namespace, data, (queried - 1) // PAGE)
-        device, host = table.covered(path, "device"), table.covered(path, "host")
+        device, host = table.covered(path, "device"), self._copies.reach(path)
         self._tick += 1
         ends = tuple({path[size - 1] for size in (device, host) if size})
         for page in ends:
             table.touch(page, self._tick)
         slot, adopt = self._holder_of(path[device - 1], device) if device else (None, False)
-        copy = self._copies.find(path[host - 1], host) if host > device else None
+        copy = self._copies.find(path, host) if host > device else None
         return Match(
             queried=queried,
             tokens=device * PAGE,
@@ -245,7 +252,7 @@ class PrefixIndex:
     def stashed(self, slot: int) -> bool:
         """Whether `stash` would be of no use: everything of this slot is in host memory, or there is nothing."""
         holder = self._slots.get(slot)
-        return holder is None or self._table.covered(holder.path, "host") == len(holder.path)
+        return holder is None or self._copies.has(holder.path)
 
     def stash(self, slot: int, payload: bytes) -> bool:
         """Keep a slot's exported KV (all of its sequence) in host memory. False: no room, or it is there already."""

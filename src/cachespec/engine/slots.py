@@ -43,7 +43,7 @@ class Slots:
         info = runtime.info
         self._runtime, self._seats, self._host_bytes = runtime, seats, host_bytes
         self._page_bytes = PAGE * max(1, info.kv_bytes)
-        self._index = PrefixIndex(page_bytes=self._page_bytes, host_budget=host_bytes, shared=info.shares)
+        self._index = PrefixIndex(page_bytes=self._page_bytes, host_budget=host_bytes, shared=info.shares, rewinds=info.rewinds)
         self._free = list(range(runtime.sequences))
         self._leases: set[Lease] = set()
         self._pins: OrderedDict[Hashable, int] = OrderedDict()
@@ -121,7 +121,7 @@ class Slots:
                 lease.held = self._fill(lease.slot, final) if adopted is None else final.tokens
             finally:
                 index.release(match)
-            if lease.held:
+            if lease.held and self._runtime.info.rewinds:
                 lease.known = index.insert(lease.slot, tokens[: lease.held], space)
             return lease
 
@@ -137,17 +137,20 @@ class Slots:
             if payload and runtime.import_state(slot, payload):
                 if runtime.truncate(slot, match.stored):
                     return match.stored
-                runtime.free(slot)  # a model that cannot rewind, and a copy that goes on: it is of use to others
-            else:
-                self._index.lost(match)
+                runtime.free(slot)
+            self._index.lost(match)
         if match.slot is not None and runtime.fork(match.slot, slot, match.tokens):
             return match.tokens
         runtime.free(slot)
         return 0
 
     def keep(self, lease: Lease, tokens: Sequence[int]) -> int:
-        """The KV holds these committed tokens: others may share them from now on. How many are known now."""
-        if lease.namespace is not None and len(tokens) // PAGE * PAGE > lease.known:
+        """The KV holds these committed tokens: others may share them from now on. How many are known now.
+
+        None where the model cannot rewind: nobody could take a part of it.
+        """
+        sharable = lease.namespace is not None and self._runtime.info.rewinds
+        if sharable and len(tokens) // PAGE * PAGE > lease.known:
             with self._lock:
                 lease.known = self._index.insert(lease.slot, tokens[: lease.held], lease.namespace)
         return lease.known
@@ -174,13 +177,17 @@ class Slots:
                 self._index.cut(lease.slot, lease.known)
         self.changes += 1
 
-    def checkpoint(self, lease: Lease) -> None:
-        """Copy the slot to host memory, and leave it to its request: for models whose slots cannot be shared later."""
+    def checkpoint(self, lease: Lease, tokens: Sequence[int]) -> int:
+        """Copy the slot, which holds just these tokens in whole pages, to host memory; how many can be had there now.
+
+        For models that cannot rewind: theirs is the only way to go on from a beginning.
+        """
+        index, slot = self._index, lease.slot
         with self._lock:
-            if lease.known == lease.held > 0 and not self._index.stashed(lease.slot):
-                self._index.stash(lease.slot, self._runtime.export_state(lease.slot))
-            self._index.cut(lease.slot, 0)
-            lease.known, lease.namespace = 0, None
+            index.insert(slot, tokens, lease.namespace)
+            kept = index.stashed(slot) or index.stash(slot, self._runtime.export_state(slot))
+            index.cut(slot, 0)
+        return len(tokens) if kept else 0
 
     def release(self, lease: Lease, tokens: Sequence[int]) -> int:
         """The request is over: keep what the KV holds of these tokens, in whole pages. How many stay."""

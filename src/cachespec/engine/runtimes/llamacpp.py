@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_LOG_WARN, _LOG_ERROR = 2, 3  # ggml_log_level
+_LOG_WARN, _LOG_ERROR = 3, 4  # ggml_log_level
 _NO_ROOM, _ABORTED, _BAD_INPUT = 1, 2, -1  # llama_decode's return codes that leave the context usable
 _MAGIC = b"GGUF"
 _PAD = 256
