@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDic
 
 import pytest
 
-from cachespec import registry
 from cachespec.annotations import EnvRef, PositiveInt, dotted, nearest, suggestion
 from cachespec.durations import Duration
 from cachespec.errors import ConfigError, MissingDependencyError, UnknownPluginError

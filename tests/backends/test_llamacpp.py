@@ -17,6 +17,7 @@ import pytest
 from tests.engine.scripted import engine_threads
 
 from cachespec.backends._engine_attempt import EngineAttempt
+from cachespec.backends._local import LocalBackend
 from cachespec.backends.llamacpp import LlamaCppBackend
 from cachespec.decision import Plan
 from cachespec.engine.averages import shared_prefix
@@ -87,7 +88,7 @@ async def read(attempt: EngineAttempt) -> list[Event]:
     return events
 
 
-async def run(backend: LlamaCppBackend, request: Request) -> list[Event]:
+async def run(backend: LocalBackend, request: Request) -> list[Event]:
     return await read(await backend.open(request, PLAN, timeout=60))
 
 
@@ -105,17 +106,17 @@ def reason(events: Sequence[Event]) -> str:
     return found
 
 
-def engine(backend: LlamaCppBackend) -> Any:
+def engine(backend: LocalBackend) -> Any:
     assert backend._loaded is not None
     return backend._loaded.started.engine
 
 
-def consistent(backend: LlamaCppBackend) -> None:
+def consistent(backend: LocalBackend) -> None:
     """What the index believes is what the library holds. The engine must be idle."""
     engine(backend)._slots.check()
 
 
-async def idle(backend: LlamaCppBackend, within: float = 10.0) -> float:
+async def idle(backend: LocalBackend, within: float = 10.0) -> float:
     """Wait until the engine has nothing to do; how long that took."""
     start = time.monotonic()
     with anyio.fail_after(within):
@@ -591,6 +592,7 @@ def test_without_the_library_the_extra_is_named() -> None:
     code = """
 import sys, anyio
 sys.modules["llama_cpp"] = None
+from cachespec.backends._local import LocalBackend
 from cachespec.backends.llamacpp import LlamaCppBackend
 from cachespec.errors import MissingDependencyError
 try: anyio.run(LlamaCppBackend(name="laptop", model="smollm2").start)
@@ -605,6 +607,7 @@ def test_a_process_that_forgets_to_close_ends_quietly() -> None:
     available()
     code = """
 import anyio
+from cachespec.backends._local import LocalBackend
 from cachespec.backends.llamacpp import LlamaCppBackend
 from cachespec.decision import Plan
 from cachespec.messages import Message, TextPart
