@@ -4,7 +4,8 @@ A slot is a sequence of the runtime. It is free, leased to a running request, or
 index says what goes first; here it is done, with the way out for runtimes that cannot do it: what cannot be cut is freed,
 what cannot be forked or restored is computed.
 
-All methods belong to the engine's thread. Those that read for a forecast take the lock and may be called from any.
+All methods belong to the engine's thread. Those that read for a forecast may be called from any: they take the lock, which
+is held for every change of the index and never while the runtime works, so nobody waits for it long.
 """
 
 from __future__ import annotations
@@ -107,23 +108,28 @@ class Slots:
         with self._lock:
             match = index.find(tokens, space)
             index.acquire(match)
-            try:
-                if not self._make_room(len(tokens) - match.tokens + spare):
-                    return None
+        try:
+            if not self.make_room(len(tokens) - match.tokens + spare):
+                return None
+            with self._lock:
                 adopted = self._adopts(index.find(tokens, space))
-                if adopted is None and not self._free and (cut := index.victim()) is not None:
-                    self._evict(cut)
-                if adopted is None and not self._free:
-                    return None
-                lease = Lease(self._free.pop() if adopted is None else adopted, space)
-                self._leases.add(lease)
+                cut = index.victim() if adopted is None and not self._free else None
+            if cut is not None:
+                self._evict(cut)
+            if adopted is None and not self._free:
+                return None
+            lease = Lease(self._free.pop() if adopted is None else adopted, space)
+            self._leases.add(lease)
+            with self._lock:
                 final = index.match(tokens, space)  # once more: what it was found in may be what had to go
-                lease.held = self._fill(lease.slot, final) if adopted is None else final.tokens
-            finally:
+            lease.held = self._fill(lease.slot, final) if adopted is None else final.tokens
+        finally:
+            with self._lock:
                 index.release(match)
-            if lease.held and self._runtime.info.rewinds:
+        if lease.held and self._runtime.info.rewinds:
+            with self._lock:
                 lease.known = index.insert(lease.slot, tokens[: lease.held], space)
-            return lease
+        return lease
 
     def _adopts(self, match: Match) -> int | None:
         """The slot that can be used as it is, unless there is more in host memory and a slot to put it into."""
@@ -133,12 +139,14 @@ class Slots:
         """Put what was matched into an empty slot; how many tokens that is in the end."""
         runtime = self._runtime
         if match.stored:
-            payload = self._index.payload(match)
+            with self._lock:
+                payload = self._index.payload(match)
             if payload and runtime.import_state(slot, payload):
                 if runtime.truncate(slot, match.stored):
                     return match.stored
                 runtime.free(slot)
-            self._index.lost(match)
+            with self._lock:
+                self._index.lost(match)
         if match.slot is not None and runtime.fork(match.slot, slot, match.tokens):
             return match.tokens
         runtime.free(slot)
@@ -182,11 +190,11 @@ class Slots:
 
         For models that cannot rewind: theirs is the only way to go on from a beginning.
         """
-        index, slot = self._index, lease.slot
         with self._lock:
-            index.insert(slot, tokens, lease.namespace)
-            kept = index.stashed(slot) or index.stash(slot, self._runtime.export_state(slot))
-            index.cut(slot, 0)
+            self._index.insert(lease.slot, tokens, lease.namespace)
+        kept = self._stash(lease.slot)
+        with self._lock:
+            self._index.cut(lease.slot, 0)
         return len(tokens) if kept else 0
 
     def release(self, lease: Lease, tokens: Sequence[int]) -> int:
@@ -194,12 +202,13 @@ class Slots:
         self.cut(lease, min(lease.held, len(tokens)))
         self.keep(lease, tokens)
         stays = lease.known
+        self._leases.discard(lease)
         with self._lock:
-            self._leases.discard(lease)
-            for cut in self._index.retire(lease.slot):
-                left = self._apply(cut)
-                if cut.slot == lease.slot and left < cut.length:
-                    stays = left
+            cuts = self._index.retire(lease.slot)
+        for cut in cuts:
+            left = self._apply(cut)
+            if cut.slot == lease.slot and left < cut.length:
+                stays = left
         return stays
 
     def drop(self, lease: Lease) -> None:
@@ -211,35 +220,41 @@ class Slots:
 
     def make_room(self, tokens: int) -> bool:
         """Give up what is kept until so many tokens fit; whether they do."""
-        with self._lock:
-            return self._make_room(tokens)
+        lack = tokens - self.room
+        if lack > 0:
+            self.evict(max(int(lack), EVICTED))
+        return tokens <= self.room
 
     def evict(self, tokens: int) -> bool:
         """Give up so many tokens whatever the count of room says; whether there was anything to give."""
         with self._lock:
             cuts = self._index.room(tokens)
-            for cut in cuts:
-                self._evict(cut)
+        for cut in cuts:
+            self._evict(cut)
         return bool(cuts)
 
-    def _make_room(self, tokens: int) -> bool:
-        lack = tokens - self.room
-        if lack > 0:
-            for cut in self._index.room(max(int(lack), EVICTED)):
-                self._evict(cut)
-        return tokens <= self.room
-
     def _evict(self, cut: Cut) -> None:
-        if self._host_bytes and not self._index.stashed(cut.slot):
-            self._index.stash(cut.slot, self._runtime.export_state(cut.slot))
+        if self._host_bytes:
+            self._stash(cut.slot)
         self._apply(cut)
+
+    def _stash(self, slot: int) -> bool:
+        """Copy a slot to host memory, unless it is there; whether it is there then."""
+        with self._lock:
+            there = self._index.stashed(slot)
+        if there:
+            return True
+        payload = self._runtime.export_state(slot)
+        with self._lock:
+            return self._index.stash(slot, payload)
 
     def _apply(self, cut: Cut) -> int:
         length = cut.length
         if not length or not self._runtime.truncate(cut.slot, length):
             self._runtime.free(cut.slot)
             length = 0
-        self._index.cut(cut.slot, length)
+        with self._lock:
+            self._index.cut(cut.slot, length)
         if not length:
             self._free.append(cut.slot)
         self.changes += 1
