@@ -27,7 +27,7 @@ async def main(config: str) -> None:
             for number in range(100):
                 tasks.start_soon(ask, client, number)
         totals = await client.ledger.totals()
-    print(f"{totals.requests} answered for {totals.amount} USD, {refused} refused")
+    print(f"{totals.requests} answered for {totals.amount:f} USD, {refused} refused")
 
 
 if __name__ == "__main__":

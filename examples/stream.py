@@ -10,6 +10,7 @@ import sys
 import anyio
 
 import cachespec
+from cachespec.usage import money_text
 
 
 async def main(config: str | None) -> None:
@@ -18,7 +19,7 @@ async def main(config: str | None) -> None:
             async for text in stream.text_stream:
                 print(text, end="", flush=True)
             done = await stream.get_final_completion()
-        print(f"\n\n{done.usage}\ncost: {done.cost} USD")
+        print(f"\n\n{done.usage}\ncost: {money_text(done.cost) or 'not known'} (USD)")
         print(done.decision.explain())
 
 

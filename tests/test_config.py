@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cachespec import config as configuration
-from cachespec.config import Config, PluginSpec, auto_config, check_config, load_config, parse_config
+from cachespec.config import Config, PluginSpec, auto_config, load_config, parse_config
+from cachespec.config_check import check_config
 from cachespec.durations import parse_duration
 from cachespec.errors import ConfigError, InputError, MissingDependencyError, UnknownPluginError
 from cachespec.registry import build, build_backend, load

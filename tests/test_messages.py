@@ -296,7 +296,7 @@ def test_later_changes_by_the_caller_do_not_arrive() -> None:
         ),
         ([{"role": "user", "content": "x", "is_error": True}], "messages[0].is_error", "tool message"),
         ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0].function_call", "tool_calls"),
-        ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls", "must be a string or a list"),
+        ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls", "must be a list"),
         ([{"role": "assistant", "tool_calls": ["x"]}], "messages[0].tool_calls[0]", "must be an object"),
         ([{"role": "assistant", "tool_calls": [{"id": "c", "type": "x"}]}], "messages[0].tool_calls[0].type", "'x'"),
         (
@@ -415,7 +415,7 @@ def test_fields_of_a_tool_that_one_dialect_knows() -> None:
 @pytest.mark.parametrize(
     ("value", "field", "words"),
     [
-        ({}, "tools", "must be a string or a list"),
+        ({}, "tools", "must be a list"),
         ([3], "tools[0]", "must be a Tool"),
         ([{"name": "f"}], "tools[0].type", "missing"),
         ([{"type": "function", "function": {"description": "d"}}], "tools[0].function.name", "must be a string"),

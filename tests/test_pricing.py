@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import decimal
 import json
+import math
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachespec._rates import INPUT, OUTPUT, REASONING, REQUEST, PriceList, TokenRates
-from cachespec.errors import ConfigError
+from cachespec.errors import ConfigError, InputError
 from cachespec.pricing import Rates, hosted_rates, local_rates
-from cachespec.usage import Cost, Usage
+from cachespec.usage import Cost, Usage, money_text
 from cachespec.usage_shapes import usage_from
 
 NOVEMBER = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -307,6 +309,41 @@ def test_the_worst_case_is_the_dearest_class_and_the_dearest_tier() -> None:
     assert own(input="1").worst(input_tokens=1, output_tokens=1) is None
 
 
+def test_the_worst_case_covers_the_tier_asked_for_and_the_standard_one() -> None:
+    openai = known("openai", "gpt-6-sol")
+    counts: dict[str, Any] = {"input_tokens": 1000, "output_tokens": 100, "at": NOVEMBER}
+    standard = openai.worst(**counts)
+    # A cheaper tier may be served at the standard price; "auto" is the project's default.
+    for tier in ("flex", "batch", "auto", "default"):
+        assert openai.worst(**counts, billing={"service_tier": tier}) == standard
+    assert known("anthropic", "claude-opus-5-5").worst(**counts, billing={"speed": "fast"}) == Decimal("0.02")
+    # What may be dearer and has no price has no bound, unless the prices are the caller's own.
+    assert openai.worst(**counts, billing={"service_tier": "scale"}) is None
+    assert known("anthropic", "claude-opus-5-5").worst(**counts, billing={"inference_geo": "us"}) is None
+    assert own(input="3", output="15").worst(**counts, billing={"service_tier": "scale"}) == Decimal("0.0045")
+
+
+@pytest.mark.parametrize("traps", [[], [decimal.Inexact, decimal.Rounded, decimal.Subnormal]])
+def test_the_callers_decimal_context_plays_no_part(traps: list[type[decimal.DecimalException]]) -> None:
+    usage = Usage(uncached=123_457, cache_read=1, cache_write={"1h": 7}, output=89_123)
+    with decimal.localcontext(decimal.Context(prec=3, Emax=3, Emin=-3, traps=traps)):
+        rates, hourly = known("anthropic", "claude-sonnet-5-5"), local_rates({"per_hour": "0.123456789"})
+        assert hourly is not None
+        cost, worst = rates.cost(usage, at=NOVEMBER), rates.worst(input_tokens=123_457, output_tokens=89_123, at=NOVEMBER)
+        busy = hourly.cost(usage, busy_s=12345.678).amount
+        shown = money_text(cost.amount)
+    assert (cost.amount, shown) == (Decimal("1.1381721"), "1.1381721")
+    assert worst == Decimal("1.385058")
+    assert busy == Decimal("0.423377156641")
+
+
+def test_the_edges_of_the_calendar() -> None:
+    rates, east = known("openai", "gpt-6-sol"), timezone(timedelta(hours=14))
+    with pytest.raises(InputError, match="at"):
+        rates.cost(PLAIN, at=datetime.min.replace(tzinfo=east))
+    assert rates.worst(input_tokens=1, output_tokens=1, at=datetime.max) is not None
+
+
 TTLS = st.sampled_from(["5m", "30m", "1h", "12h", "unspecified"])
 
 
@@ -365,6 +402,8 @@ def test_local_time_is_billed_by_the_second() -> None:
     assert rates.cost(PLAIN, busy_s=0.1).amount == Decimal("0.000011111111")
     assert rates.cost(PLAIN).amount is None
     assert rates.worst(input_tokens=1, output_tokens=1, seconds=3600) == Decimal("0.4")
+    assert rates.worst(input_tokens=1, output_tokens=1, seconds=0.1) == Decimal("0.000011111112")  # a bound is rounded up
+    assert rates.worst(input_tokens=1, output_tokens=1, seconds=math.inf) is None
     assert rates.worst(input_tokens=1, output_tokens=1) is None
 
 
@@ -417,6 +456,10 @@ def test_a_wrong_cost_names_its_key(cost: Any, key: str) -> None:
         ({"input": 3}, "prices.input"),
         ({"input": 3.0}, "prices.input"),
         ({"input": "NaN"}, "prices.input"),
+        ({"input": "1e400"}, "prices.input"),
+        ({"input": "1_000"}, "prices.input"),
+        ({"input": "٣"}, "prices.input"),
+        ({"input": 10**5000}, "prices.input"),
         ({"cache_write": "3.75"}, "prices.cache_write"),
         ({"cache_write": {"5m": 3.75}}, "prices.cache_write.5m"),
         ({"cache_write": {"2h": "3.75"}}, "prices.cache_write.2h"),

@@ -121,13 +121,13 @@ def test_response_formats() -> None:
     assert model is not None
     assert (model.kind, model.name, model.model) == ("schema", "City", City)
     assert model.schema == City.model_json_schema()
-    assert form(model) is model
+    assert form(model) == model
 
 
 def test_reasoning_spellings() -> None:
     want = Reasoning(effort="low", budget_tokens=1024, summary="auto")
     assert build_request("Hi", reasoning={"effort": "low", "budget_tokens": 1024, "summary": "auto"}).reasoning == want
-    assert build_request("Hi", reasoning=want).reasoning is want
+    assert build_request("Hi", reasoning=want).reasoning == want
     assert build_request("Hi", reasoning={}).reasoning is None
 
 
@@ -186,6 +186,26 @@ class NoSchema(pydantic.BaseModel):
         ({"timeout": "soon"}, "timeout", "duration"),
         ({"timeout": 0}, "timeout", "above 0"),
         ({"timeout": [1]}, "timeout", "duration"),
+        ({"timeout": 1e13}, "timeout", "at most ten years"),
+        ({"timeout": "99999999999999999999d"}, "timeout", "at most ten years"),
+        ({"timeout": 10**400}, "timeout", "at most ten years"),
+        ({"timeout": -(10**5000)}, "timeout", "a whole number of 16610 bits"),
+        ({"temperature": 10**400}, "temperature", "between 0 and"),
+        ({"temperature": 10**5000}, "temperature", "between 0 and"),
+        ({"top_p": 10**400}, "top_p", "between 0 and 1"),
+        ({"min_p": -(10**400)}, "min_p", "between 0 and 1"),
+        ({"top_k": 10**400}, "top_k", "between 0 and"),
+        ({"max_output_tokens": 10**400}, "max_output_tokens", "between 1 and"),
+        ({"extra": {"laptop": {"x": 10**5000}}}, "extra.laptop.x", "too long a number"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"n": 10**5000}}]}
+                ]
+            },
+            "messages[0].content[0].input.n",
+            "too long a number",
+        ),
         ({"cache": "of"}, "cache", "did you mean 'off'"),
         ({"cache": None}, "cache", "must be one of"),
         ({"extra": []}, "extra", "an object"),

@@ -325,6 +325,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("gemini", {"toolUsePromptTokenCount": 2}, "promptTokenCount"),
     ("cohere", {"billed_units": {"input_tokens": 1.5}}, "billed_units.input_tokens"),
     ("cohere", {"billed_units": 3}, "billed_units"),
+    ("chat", {"prompt_tokens": 10**25, "completion_tokens": 1}, "prompt_tokens"),
+    ("chat", {"prompt_tokens": 10**5000, "completion_tokens": 1}, "prompt_tokens"),
+    ("cohere", {"billed_units": {"input_tokens": 1e300}}, "billed_units.input_tokens"),
+    ("gemini", {"promptTokenCount": 2**53 - 1, "toolUsePromptTokenCount": 1}, "uncached"),
     ("nonsense", {}, "api"),
 ]
 

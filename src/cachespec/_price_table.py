@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cachespec._rates import INPUT, OUTPUT, READ, REASONING, REQUEST, WRITE, PriceList, Tiers, TokenRates
+from cachespec.usage import exact
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice
@@ -64,7 +65,8 @@ def _price_list(prices: ModelPrice, constraint: Any, when: Mapping[str, str] | N
             continue
         scale = 1000 if name == REQUEST else 1  # priced per thousand requests, counted in millions here
         tiers = [(0, value)] if isinstance(value, Decimal) else [(0, value.base), *((t.start, t.price) for t in value.tiers)]
-        table[name] = tuple((start, price * scale) for start, price in tiers)
+        with exact():
+            table[name] = tuple((start, price * scale) for start, price in tiers)
     begin, end = getattr(constraint, "start_time", None), getattr(constraint, "end_time", None)
     return PriceList(
         prices=MappingProxyType(table),

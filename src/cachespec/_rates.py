@@ -11,21 +11,27 @@ writes, no write price                input                                     
 writes ``"unspecified"``              5m (Anthropic's default lifetime)                            yes
 writes ``"12h"``, no such price       30m (OpenAI publishes no other)                              yes
 writes of another unpriced lifetime   the dearest write that is listed                             yes
-a service tier that is not listed     the standard price                                           yes
+a service tier that is not listed     the standard price (its worst case: unknown)                 yes
 input or output, no price             the cost is None                                             no
 ====================================  ===========================================================  =========
+
+A worst case covers the standard price and the tier that the request asks for, whichever is dearer, since a vendor may serve
+in either. It is unknown when that tier has no price, except for the tiers that are never dearer, and under prices of one's
+own, which stand for whatever was asked for.
 
 .. [1] Not where silence is an answer: Gemini leaves the count out on a miss, Cohere's billed units are all it bills.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
-from decimal import ROUND_HALF_EVEN, Decimal
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
 
-from cachespec.usage import WRITE_TTLS, Cost, Usage
+from cachespec.errors import InputError
+from cachespec.usage import WRITE_TTLS, Cost, Usage, exact
 
 Tiers = tuple[tuple[int, Decimal], ...]
 """USD per million tokens by size of the request: the price of the last tier whose start its input tokens exceed."""
@@ -36,6 +42,12 @@ _TINY = Decimal("1e-12")
 
 _NEUTRAL = frozenset({"default", "standard", "standard_only", "auto", "on_demand", "global", "not_available", ""})
 """Values of billing facts that mean the standard price."""
+
+_CHEAPER = frozenset({"flex", "batch"})
+"""Values of billing facts that are never dearer than the standard price."""
+
+OVERRIDE = "override"
+"""The source of prices that the configuration gives."""
 
 
 def _at_size(tiers: Tiers, input_tokens: int) -> Decimal:
@@ -89,21 +101,23 @@ class TokenRates:
         at: datetime | None = None,
     ) -> Cost:
         """See `Rates.cost`. `busy_s` plays no part in a price per token."""
-        moment = _utc(at)
-        prices, estimated, day = self._prices(moment, billing)
+        prices, unpriced, day = self._prices(_utc(at), billing)
+        estimated = bool(unpriced)
         total = usage.input_tokens
         unknown = Cost(amount=None, estimated=False, source=self.source, price_date=day)
         if total is None or usage.output is None:
             return unknown
-        amount = Decimal(0)
-        for count, tiers, assumed in _billed(usage, prices):
-            if tiers is None:
-                return unknown
-            amount += count * _at_size(tiers, total)
-            estimated |= assumed
+        with exact():
+            amount = Decimal(0)
+            for count, tiers, assumed in _billed(usage, prices):
+                if tiers is None:
+                    return unknown
+                amount += count * _at_size(tiers, total)
+                estimated |= assumed
+            amount /= _MILLION
         if usage.cache_read is None and usage.uncached and not self.silent_reads:
             estimated |= READ in prices and _at_size(prices[READ], total) < _at_size(prices[INPUT], total)
-        return Cost(amount=amount / _MILLION, estimated=estimated, source=self.source, price_date=day)
+        return Cost(amount=amount, estimated=estimated, source=self.source, price_date=day)
 
     def worst(
         self,
@@ -116,19 +130,25 @@ class TokenRates:
     ) -> Decimal | None:
         """See `Rates.worst`. Covers every time of day, and a dated change within a day."""
         moment = _utc(at)
-        moments = [moment, moment + timedelta(days=1)]
+        moments = [moment, moment + timedelta(days=1) if moment.date() < date.max else moment]
         moments += [datetime.combine(moment.date(), p.hours[0], UTC) for p in self.lists if p.hours]
-        bounds = [_worst(self._prices(m, billing)[0], input_tokens, output_tokens) for m in moments]
-        known = [b for b in bounds if b is not None]
-        return max(known) if len(known) == len(bounds) else None
+        bounds: list[Decimal | None] = []
+        for asked in (None, billing) if billing else (None,):
+            for when in moments:
+                prices, unpriced, _ = self._prices(when, asked)
+                known = self.source == OVERRIDE or unpriced <= _CHEAPER
+                bounds.append(_worst(prices, input_tokens, output_tokens) if known else None)
+        return None if None in bounds else max(b for b in bounds if b is not None)
 
-    def _prices(self, at: datetime, billing: Mapping[str, str] | None) -> tuple[Mapping[str, Tiers], bool, str | None]:
-        """The prices in force, whether a billing fact could not be priced, and since when they are valid."""
+    def _prices(
+        self, at: datetime, billing: Mapping[str, str] | None
+    ) -> tuple[Mapping[str, Tiers], frozenset[str], str | None]:
+        """The prices in force, the values of billing facts that have no price, and since when the prices are valid."""
         base = next((p for p in self.lists if p.active(at)), self.lists[-1])
         day = base.start.isoformat() if base.start and base.active(at) else self.price_date
         facts = _facts(billing)
         if not facts:
-            return base.prices, False, day
+            return base.prices, frozenset(), day
         prices, known = dict(base.prices), {key for key, value in facts.items() if value in _NEUTRAL}
         chosen: dict[str, Tiers] = {}
         for variant in self.variants:
@@ -136,7 +156,7 @@ class TokenRates:
                 known.update(key for key, _ in variant.when)
                 chosen = {**variant.prices, **chosen}
         prices.update(chosen)
-        return prices, len(known) < len(facts), day
+        return prices, frozenset(value for key, value in facts.items() if key not in known), day
 
 
 def _facts(billing: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -187,19 +207,23 @@ def _worst(prices: Mapping[str, Tiers], input_tokens: int, output_tokens: int) -
         return None
     inputs = [prices[name] for name in (INPUT, READ, WRITE, *WRITE_TTLS) if name in prices]
     outputs = [prices[name] for name in (OUTPUT, REASONING) if name in prices]
-    amount = input_tokens * max(_dearest(t, input_tokens) for t in inputs)
-    if output_tokens:
-        amount += output_tokens * max(_dearest(t, input_tokens) for t in outputs)
-    if REQUEST in prices:
-        amount += _dearest(prices[REQUEST], input_tokens)
-    return amount / _MILLION
+    with exact():
+        amount = input_tokens * max(_dearest(t, input_tokens) for t in inputs)
+        if output_tokens:
+            amount += output_tokens * max(_dearest(t, input_tokens) for t in outputs)
+        if REQUEST in prices:
+            amount += _dearest(prices[REQUEST], input_tokens)
+        return amount / _MILLION
 
 
 def _utc(at: datetime | None) -> datetime:
-    """Naive times are UTC."""
+    """Naive times are UTC. Raises InputError at the edges of the calendar, where a zone leaves it."""
     if at is None:
         return datetime.now(UTC)
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    try:
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except OverflowError:
+        raise InputError(f"is no time in UTC: {at.isoformat()}", field="at") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,12 +254,13 @@ class HourlyRates:
         billing: Mapping[str, str] | None = None,
         at: datetime | None = None,
     ) -> Decimal | None:
-        """See `Rates.worst`: `seconds` is the longest the request may run."""
-        return self._price(seconds)
+        """See `Rates.worst`: `seconds` is the longest the request may run; None while nobody can say."""
+        return self._price(seconds, ROUND_CEILING)
 
-    def _price(self, seconds: float | None) -> Decimal | None:
+    def _price(self, seconds: float | None, rounding: str = ROUND_HALF_EVEN) -> Decimal | None:
         if not self.per_hour:
             return Decimal(0)
-        if seconds is None:
+        if seconds is None or not math.isfinite(seconds) or seconds < 0:
             return None
-        return (Decimal(repr(float(seconds))) * self.per_hour / 3600).quantize(_TINY, ROUND_HALF_EVEN)
+        with exact():
+            return (Decimal(repr(float(seconds))) * self.per_hour / 3600).quantize(_TINY, rounding)

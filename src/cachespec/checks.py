@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from cachespec.durations import parse_duration
 from cachespec.errors import InputError
+from cachespec.shown import shown
 
+MOST = 2**63 - 1
+_WRITABLE_BITS = 2_000
+"""Integers up to here can be written as JSON under every limit that Python may be set to (600 digits)."""
 MAX_DEPTH = 200
 """JSON nested deeper than this is refused, which also ends a structure that contains itself."""
 
@@ -101,10 +106,10 @@ def check_bool(value: object, field: str) -> bool:
 
 
 def check_int(value: object, field: str, *, low: int | None = None, high: int | None = None) -> int:
-    """A whole number within bounds; booleans are none."""
+    """A whole number within bounds, 64 bits at most; booleans are none."""
     if isinstance(value, bool) or not isinstance(value, int):
         refuse(field, "an integer", value)
-    _bounds(value, field, low, high)
+    _bounds(value, field, -MOST if low is None else low, MOST if high is None else high)
     return value
 
 
@@ -112,16 +117,16 @@ def check_number(value: object, field: str, *, low: float | None = None, high: f
     """A finite number within bounds; booleans are none. An integer stays one, so that bodies repeat what was given."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         refuse(field, "a number", value)
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"must be finite, not {value}", field=field)
-    _bounds(value, field, low, high)
+    _bounds(value, field, -sys.float_info.max if low is None else low, sys.float_info.max if high is None else high)
     return value
 
 
-def _bounds(value: float, field: str, low: float | None, high: float | None) -> None:
-    if (low is not None and value < low) or (high is not None and value > high):
-        wanted = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InputError(f"must be {wanted}, not {value}", field=field)
+def _bounds(value: float, field: str, low: float, high: float) -> None:
+    if not low <= value <= high:
+        wanted = f"at least {low}" if value < low and high >= MOST else f"between {low} and {high}"
+        raise InputError(f"must be {wanted}, not {shown(value)}", field=field)
 
 
 def check_seconds(value: object, field: str) -> float:
@@ -139,7 +144,11 @@ def copy_json(value: Any, field: str, depth: int = 0) -> Any:
     match value:
         case str():
             return check_text(value, field)
-        case None | bool() | int():
+        case None | bool():
+            return value
+        case int():
+            if value.bit_length() > _WRITABLE_BITS:
+                raise InputError(f"is too long a number: {shown(value)}", field=field)
             return value
         case float():
             return check_number(value, field)

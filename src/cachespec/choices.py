@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
 
 from cachespec.checks import (
     check_bool,
@@ -21,12 +21,15 @@ from cachespec.checks import (
 from cachespec.errors import InputError
 from cachespec.messages import Tool
 
+_Mode: TypeAlias = Literal["auto", "none", "required", "tool"]
+_Kind: TypeAlias = Literal["text", "json", "schema"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
     """`mode` ``"tool"`` forces the tool `name`; ``"required"`` forces some tool. `parallel` None leaves the default."""
 
-    mode: Literal["auto", "none", "required", "tool"]
+    mode: _Mode
     name: str | None = None
     parallel: bool | None = None
 
@@ -38,7 +41,7 @@ class ResponseFormat:
     `strict` and `description` are what a given ``json_schema`` object says besides (None: it does not).
     """
 
-    kind: Literal["text", "json", "schema"]
+    kind: _Kind
     name: str = "response"
     schema: Mapping[str, Any] | None = None
     model: Any = None
@@ -65,8 +68,10 @@ _MODES: dict[str, Literal["auto", "none", "required"]] = {
 
 def parse_tool_choice(value: object, *, where: str = "tool_choice") -> ToolChoice | None:
     """``auto``, ``none``, ``required`` (or ``any``), or an object of either vendor that names a mode or one tool."""
-    if value is None or isinstance(value, ToolChoice):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, ToolChoice):
+        return _checked_choice(value, where)
     if isinstance(value, str):
         if value not in _MODES:
             hint = nearest(value, _MODES) or "; to force one tool write {'type': 'tool', 'name': ...}"
@@ -94,6 +99,17 @@ def parse_tool_choice(value: object, *, where: str = "tool_choice") -> ToolChoic
     )
 
 
+def _checked_choice(choice: ToolChoice, where: str) -> ToolChoice:
+    """One that the caller built: dataclasses check nothing by themselves."""
+    if choice.mode not in get_args(_Mode):
+        raise InputError(f"must be {', '.join(get_args(_Mode))}, not {choice.mode!r}", field=f"{where}.mode")
+    if choice.mode == "tool":
+        check_name(choice.name, f"{where}.name")
+    if choice.parallel is not None:
+        check_bool(choice.parallel, f"{where}.parallel")
+    return choice
+
+
 def check_tool_choice(choice: ToolChoice | None, tools: Sequence[Tool], *, where: str = "tool_choice") -> None:
     """A forced tool must be among the tools."""
     if choice is None or choice.mode not in ("tool", "required"):
@@ -107,8 +123,10 @@ def check_tool_choice(choice: ToolChoice | None, tools: Sequence[Tool], *, where
 
 def parse_response_format(value: object, *, where: str = "response_format") -> ResponseFormat | None:
     """``text``, ``json``, a JSON schema, a vendor's format object around one, or a pydantic model class."""
-    if value is None or isinstance(value, ResponseFormat):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, ResponseFormat):
+        return _own_format(value, where)
     if isinstance(value, type):
         if not callable(getattr(value, "model_json_schema", None)):
             raise InputError(f"the class {value.__name__} is no pydantic model", field=where)
@@ -135,6 +153,21 @@ def parse_response_format(value: object, *, where: str = "response_format") -> R
             return ResponseFormat(kind="schema", schema=copy_json(value, where))
 
 
+def _own_format(form: ResponseFormat, where: str) -> ResponseFormat:
+    """One that the caller built: checked, with a schema that later changes do not reach."""
+    if form.kind not in get_args(_Kind):
+        raise InputError(f"must be {', '.join(get_args(_Kind))}, not {form.kind!r}", field=f"{where}.kind")
+    check_name(form.name, f"{where}.name")
+    if form.description is not None:
+        check_text(form.description, f"{where}.description")
+    if form.strict is not None:
+        check_bool(form.strict, f"{where}.strict")
+    if form.kind != "schema":
+        return form
+    field = f"{where}.schema"
+    return replace(form, schema=copy_json(check_mapping(form.schema, field), field))
+
+
 def _schema(value: Mapping[str, Any], where: str) -> ResponseFormat:
     """Chat nests the schema under ``json_schema``; Responses and Messages do not."""
     if "json_schema" in value:
@@ -154,8 +187,10 @@ def _schema(value: Mapping[str, Any], where: str) -> ResponseFormat:
 
 def parse_reasoning(value: object, *, where: str = "reasoning") -> Reasoning | None:
     """An effort in the vendor's words, or an object with `effort`, `budget_tokens`, `summary`."""
-    if value is None or isinstance(value, Reasoning):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, Reasoning):
+        value = {"effort": value.effort, "budget_tokens": value.budget_tokens, "summary": value.summary}
     if isinstance(value, str):
         return Reasoning(effort=check_name(value, where))
     fields = check_mapping(value, where)

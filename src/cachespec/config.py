@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,13 +22,11 @@ from cachespec.annotations import (
     PluginOf,
     PositiveInt,
     Where,
-    dotted,
-    is_secret_name,
     suggestion,
 )
 from cachespec.durations import Duration
-from cachespec.errors import CachespecError, ConfigError, InputError, MissingDependencyError
-from cachespec.options import Context, Problem, options_of, problems_of, raise_all, read_table
+from cachespec.errors import CachespecError, ConfigError, InputError
+from cachespec.options import Context, Problem, problems_of, raise_all, read_table
 from cachespec.rules import BudgetRule, RetryRule, Rule
 from cachespec.toml_source import line_of, parse, read_text
 
@@ -92,22 +90,6 @@ class Config:
         where = (*table, error.key.split(".")[-1]) if error.key else table
         line = line_of(self.text, where) or line_of(self.text, table)
         return ConfigError(error.message, path=self.path, line=line, key=".".join(map(str, where)), hint=error.hint)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One line of `config check`. Errors make the file unusable; a warning is about this machine or a likely slip."""
-
-    level: Literal["error", "warning"]
-    message: str
-    path: str | None = None
-    line: int | None = None
-    key: str | None = None
-    hint: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        names = ("level", "path", "line", "key", "message", "hint")
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,104 +157,6 @@ def parse_config(text: str, path: str | None = None, *, generation: int = 1) -> 
         raise error from problem.__cause__
 
 
-def check_config(path: str | Path, environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """Everything that is wrong with a file, in its order; then what this machine lacks for it.
-
-    No finding: `connect` will accept it. Starts, sends and changes nothing.
-    """
-    try:
-        text = read_text(path)
-    except ConfigError as error:
-        return [_finding(error)]
-    return check_text(text, str(path), environ)
-
-
-def check_text(text: str, path: str, environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """The same for a text; `path` is for messages. What is wrong in one place hides nothing that is wrong in another."""
-    environ = os.environ if environ is None else environ
-    try:
-        tree = parse(text, path)
-    except ConfigError as error:
-        return [_finding(error)]
-    problems = problems_of(read_config, tree, path, text)
-    wrong = {problem.where[:2] for problem in problems}
-    sound = {
-        name: PluginSpec(use=table["use"], options={key: value for key, value in table.items() if key != "use"})
-        for name, table in _table(tree, "backends").items()
-        if ("backends", name) not in wrong and isinstance(table, Mapping) and "use" in table
-    }
-    routing = _table(tree, "policies", "routing")
-    config = Config(backends=sound, path=path, text=text)
-    if routing and ("policies", "routing") not in wrong:
-        config = replace(config, routing=PluginSpec(use=routing["use"], options={k: routing[k] for k in routing if k != "use"}))
-    missing = {where: name for where, name in references(tree) if not environ.get(name)}
-    found = [finding for name in sound for finding in _try_backend(config, name, environ, missing)]
-    try:
-        registry.build_routing(config, environ)
-    except CachespecError as error:
-        found.append(_finding(error))
-    warnings = [Problem(where, f"the environment variable {name} is not set") for where, name in missing.items()]
-    models = [table for table in _table(tree, "models").values() if isinstance(table, Mapping)]
-    if models:
-        unused = sound.keys() - {name for table in models for name in table.get("backends", ()) if isinstance(name, str)}
-        told = "no alias of [models] uses this backend; requests must name it"
-        warnings += [Problem(("backends", name), told) for name in sorted(unused)]
-    found += [_told(problem, path, text) for problem in problems]
-    found += [_told(problem, path, text, "warning") for problem in warnings]
-    return sorted(found, key=lambda finding: (finding.level, finding.line or 0))
-
-
-def _try_backend(config: Config, name: str, environ: Mapping[str, str], missing: Mapping[Where, str]) -> Iterator[Finding]:
-    """What a backend itself says of its options, each wrong one apart, and whether a local model's file is there.
-
-    A secret that is not set here is no reason not to ask for the rest.
-    """
-    where: Where = ("backends", name)
-    lacking = {path[-1] for path in missing if path[:2] == where}
-    if not all(is_secret_name(str(key)) for key in lacking):
-        return
-    stand_in = "<unset>"
-    environ = {**environ, stand_in: "unset", **{missing[path]: "unset" for path in missing if path[:2] == where}}
-    options = dict(config.backends[name].options)
-    takes, _ = options_of(registry.load("backends", config.backends[name].use))
-    for _ in range(len(takes) + 1):
-        spec = replace(config.backends[name], options=options)
-        try:
-            registry.build_backend(replace(config, backends={name: spec}), name, environ)
-            break
-        except MissingDependencyError as error:
-            yield Finding(level="warning", message=f"backend {name}: {error}", path=config.path)
-            return
-        except ConfigError as error:
-            error = config.place(error, where)
-            key = (error.key or "").removeprefix(dotted(where)).strip(".").partition(".")[0]
-            # No key in the environment is this machine's lack, not the file's fault.
-            lacks = is_secret_name(key) and key not in options
-            yield _finding(error, "warning" if lacks else "error")
-            if lacks and key in takes:
-                options[key] = {"env": stand_in}
-            elif key in options and not takes[key].required:
-                del options[key]  # without it, what else is wrong?
-            else:
-                break
-        except CachespecError as error:
-            yield _finding(error)
-            break
-    try:
-        locate(config.backends[name])
-    except ConfigError as error:
-        yield _finding(config.place(error, where), "warning")  # another machine may have it
-
-
-def locate(spec: PluginSpec) -> None:
-    """Look for the file of a local model, without loading or downloading it. Raises ConfigError where there is none."""
-    model = spec.options.get("model")
-    if spec.use in ("llamacpp", "torch") and isinstance(model, str):
-        from cachespec.engine.models import check_model
-
-        check_model(model, folder=spec.use == "torch")
-
-
 def auto_config(environ: Mapping[str, str] | None = None) -> Config:
     """Every backend that has a key in the environment, and the small local model where it is installed.
 
@@ -311,19 +195,6 @@ def local_model_installed() -> bool:
 def installed(module: str) -> bool:
     """Whether a top-level module can be imported, without importing it."""
     return find_spec(module) is not None
-
-
-def _told(problem: Problem, path: str, text: str, level: Literal["error", "warning"] = "error") -> Finding:
-    if isinstance(problem.raised, MissingDependencyError):
-        level = "warning"  # another machine may have it
-    line, key = line_of(text, problem.where), dotted(problem.where) or None
-    return Finding(level=level, message=problem.message, path=path, line=line, key=key, hint=problem.hint)
-
-
-def _finding(error: CachespecError, level: Literal["error", "warning"] = "error") -> Finding:
-    if isinstance(error, ConfigError):
-        return Finding(level=level, message=error.message, path=error.path, line=error.line, key=error.key, hint=error.hint)
-    return Finding(level=level, message=str(error))
 
 
 def references(tree: Any, where: Where = ()) -> Iterator[tuple[Where, str]]:
@@ -382,7 +253,7 @@ def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | No
 
 def names_in(tree: Mapping[str, Any]) -> Mapping[str, frozenset[str]]:
     """What a tree of tables configures, by the kinds of `annotations.NAMES`."""
-    backends, aliases = _table(tree, "backends"), _table(tree, "models")
+    backends, aliases = table_at(tree, "backends"), table_at(tree, "models")
     tables = [table.options if isinstance(table, PluginSpec) else table for table in backends.values()]
     models = {model for table in tables if isinstance(model := _get(table, "model"), str)}
     return {"backend": frozenset(backends), "model": frozenset({*aliases, *backends, *models})}
@@ -391,7 +262,7 @@ def names_in(tree: Mapping[str, Any]) -> Mapping[str, frozenset[str]]:
 # What concerns several tables is read from the tree itself, so that it is found even where one of them is wrong.
 
 
-def _table(tree: Any, *path: str) -> Mapping[str, Any]:
+def table_at(tree: Any, *path: str) -> Mapping[str, Any]:
     """The table at `path`; an empty one where there is none."""
     for step in path:
         tree = tree.get(step) if isinstance(tree, Mapping) else None
@@ -406,18 +277,18 @@ def _get(value: Any, name: str) -> Any:
 def _backends(tree: Mapping[str, Any]) -> Iterator[Problem]:
     if "backends" in tree and not tree["backends"]:
         yield Problem(("backends",), "no backend is configured", hint='such as [backends.claude] with use = "anthropic"')
-    for name in _table(tree, "backends"):
+    for name in table_at(tree, "backends"):
         if not name or ":" in name or name != name.strip():
             yield Problem(("backends", name), "a backend's name has no colon and no space around it")
 
 
 def _costs(tree: Mapping[str, Any]) -> Iterator[Problem]:
     """Where an alias chooses between backends, what each of them costs must be known or said."""
-    if _get(_get(_table(tree, "policies"), "routing"), "use") == "pinned":
+    if _get(_get(table_at(tree, "policies"), "routing"), "use") == "pinned":
         return
-    lists = [names for alias in _table(tree, "models").values() if isinstance(names := _get(alias, "backends"), list | tuple)]
+    lists = [names for alias in table_at(tree, "models").values() if isinstance(names := _get(alias, "backends"), list | tuple)]
     rivals = {name for names in lists if len(names) > 1 for name in names if isinstance(name, str)}
-    for name, table in _table(tree, "backends").items():
+    for name, table in table_at(tree, "backends").items():
         if name in rivals and isinstance(table, Mapping) and "cost" not in table and _takes_cost(table.get("use")):
             hint = 'such as cost = { per_hour = "0.40" }; "0" means already paid'
             yield Problem(("backends", name), "'cost' is missing: an alias compares this backend's price", hint=hint)
@@ -431,7 +302,7 @@ def _takes_cost(use: Any) -> bool:
 
 
 def _budgets(tree: Mapping[str, Any], models: frozenset[str]) -> Iterator[Problem]:
-    budgets = _table(tree, "policies").get("budgets")
+    budgets = table_at(tree, "policies").get("budgets")
     for i, budget in enumerate(budgets if isinstance(budgets, list | tuple) else ()):
         key = _get(budget, "key")
         if _get(budget, "scope") == "alias" and isinstance(key, str) and key not in models and ":" not in key:

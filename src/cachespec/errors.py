@@ -110,7 +110,8 @@ class BudgetExceededError(CachespecError):
         self.requested, self.resets_at = requested, resets_at
         until = f", resets at {resets_at.isoformat()}" if resets_at else ""
         super().__init__(
-            f"budget {scope}: limit {limit} USD, spent {spent}, reserved {reserved}, this request may cost {requested}{until}"
+            f"budget {scope}: limit {limit:f} USD, spent {spent:f}, reserved {reserved:f}, "
+            f"this request may cost {requested:f}{until}"
         )
 
 

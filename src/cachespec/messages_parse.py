@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from cachespec.built import own_message
 from cachespec.checks import check_bool, check_keys, check_list, check_name, check_text, copy_json, kind_of, needed
 from cachespec.errors import InputError
 from cachespec.messages import Message, OpaquePart, Part, ReasoningPart, Role, TextPart, ToolResultPart
@@ -17,7 +18,6 @@ from cachespec.parts_parse import (
     OPAQUE,
     READERS,
     Dialect,
-    check_part,
     parse_content,
     parse_part,
     parse_tool_call,
@@ -84,7 +84,7 @@ def parse_system(value: object, *, where: str = "system") -> tuple[TextPart, ...
 
 def _message(raw: object, where: str, dialect: Dialect | None) -> Message:
     if isinstance(raw, Message):
-        return _checked(raw, where)
+        return own_message(raw, where)
     if not isinstance(raw, Mapping):
         raise InputError(f"must be a Message or an object, not {kind_of(raw)}", field=where)
     kind = raw.get("type")
@@ -175,14 +175,3 @@ def _item(raw: Mapping[str, Any], where: str) -> Message:
     if raw.get("role") in SYSTEM_ROLES:
         role = raw["role"]
     return Message(role=role, parts=(part,))
-
-
-def _checked(message: Message, where: str) -> Message:
-    """A `Message` the caller built: dataclasses check nothing by themselves."""
-    if message.role not in ROLES:
-        raise InputError(f"unknown role {message.role!r}; known: {', '.join(ROLES)}", field=f"{where}.role")
-    if not isinstance(message.parts, tuple):
-        raise InputError(f"must be a tuple of parts, not {kind_of(message.parts)}", field=f"{where}.parts")
-    for i, part in enumerate(message.parts):
-        check_part(part, f"{where}.parts[{i}]")
-    return message

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, get_args
 
+from cachespec.built import own_part
 from cachespec.checks import (
     check_bool,
     check_keys,
@@ -65,7 +66,7 @@ OPAQUE: dict[str, Dialect] = {
 def parse_part(raw: object, where: str, dialect: Dialect | None = None) -> Part:
     """Read one content part (or, in Responses, one item that is no message)."""
     if isinstance(raw, PART_TYPES):
-        return check_part(raw, where)
+        return own_part(raw, where)
     if not isinstance(raw, Mapping):
         raise InputError(f"must be a content part, not {kind_of(raw)}", field=where)
     kind = needed(raw, "type", where)
@@ -298,29 +299,3 @@ READERS: dict[str, Callable[[Mapping[str, Any], str, Dialect | None], Part]] = {
     "redacted_thinking": _thinking,
     "reasoning": _reasoning,
 }
-
-
-def check_part(part: Any, where: str) -> Part:
-    match part:
-        case TextPart():
-            check_text(part.text, f"{where}.text")
-        case ImagePart():
-            if (part.url is None) == (part.data is None):
-                raise InputError("needs either url or data", field=where)
-            if part.data is not None and not part.media_type:
-                raise InputError("is missing", field=f"{where}.media_type")
-        case ToolCallPart():
-            check_name(part.id, f"{where}.id")
-            check_name(part.name, f"{where}.name")
-            check_text(part.arguments, f"{where}.arguments")
-        case ToolResultPart():
-            check_name(part.id, f"{where}.id")
-            plain_parts([check_part(p, f"{where}.content[{i}]") for i, p in enumerate(part.content)], f"{where}.content")
-        case ReasoningPart():
-            check_text(part.text, f"{where}.text")
-        case OpaquePart():
-            check_mapping(part.raw, f"{where}.raw")
-        case _:
-            raise InputError(f"must be a content part, not {kind_of(part)}", field=where)
-    checked: Part = part
-    return checked

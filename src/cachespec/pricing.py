@@ -11,19 +11,23 @@ never 0 and never another model's (contract M2).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from cachespec._rates import INPUT, OUTPUT, READ, WRITE, HourlyRates, PriceList, Tiers, TokenRates
+from cachespec._rates import INPUT, OUTPUT, OVERRIDE, READ, WRITE, HourlyRates, PriceList, Tiers, TokenRates
+from cachespec.annotations import MONEY
 from cachespec.errors import ConfigError
+from cachespec.shown import shown
 from cachespec.usage import WRITE_TTLS, Cost, Usage
 
 __all__ = ["HourlyRates", "Rates", "TokenRates", "hosted_rates", "local_rates"]
 
+_LONGEST = 40  # characters of an amount
 _SILENT_VENDORS = ("google", "gemini", "vertex", "cohere")
 
 
@@ -57,7 +61,10 @@ class Rates(Protocol):
     ) -> Decimal | None:
         """An upper bound in USD: every input token at the dearest class that could apply, and all of the output.
 
-        `billing` is the tier that the *request* asks for (``{"service_tier": "priority"}``); without it the standard one.
+        `billing` is the tier that the *request* asks for (``{"service_tier": "priority"}``), besides the standard one. A
+        vendor may serve in another than was asked for, as OpenAI does where ``"auto"`` follows a project's setting: whoever
+        has set a project so names the tier in the request, or gives its prices in the configuration. None: not known,
+        which is also so for a tier without a price, and for a price per hour without `seconds`.
         """
 
 
@@ -76,7 +83,7 @@ def hosted_rates(
     """
     vendor = provider or ""
     if prices is not None:
-        rates = TokenRates(source="override", price_date=None, lists=(PriceList(prices=_price_list(prices, "prices")),))
+        rates = TokenRates(source=OVERRIDE, price_date=None, lists=(PriceList(prices=_price_list(prices, "prices")),))
     else:
         from cachespec._price_table import table_rates
 
@@ -124,19 +131,15 @@ def _flat(price: Decimal) -> Tiers:
 def _money(value: object, key: str) -> Decimal:
     """An amount written as a string; floats and numbers are refused because they are not exact."""
     if not isinstance(value, str):
-        raise ConfigError(f"money is written as a string, not {value!r}", key=key)
-    try:
-        amount = Decimal(value)
-    except InvalidOperation:
-        raise ConfigError(f"not an amount: {value!r}", key=key) from None
-    if not amount.is_finite() or amount < 0:
-        raise ConfigError(f"must be a finite amount >= 0, not {value!r}", key=key)
-    return amount
+        raise ConfigError(f"money is written as a string, not {shown(value)}", key=key)
+    if len(value) > _LONGEST or not re.fullmatch(MONEY, value):
+        raise ConfigError(f'must be a plain amount >= 0 such as "0.40", not {shown(value)}', key=key)
+    return Decimal(value)
 
 
 def _price_list(prices: Mapping[str, Any], key: str) -> Mapping[str, Tiers]:
     if not isinstance(prices, Mapping):
-        raise ConfigError(f"must be a table of prices, not {prices!r}", key=key)
+        raise ConfigError(f"must be a table of prices, not {shown(prices)}", key=key)
     table: dict[str, Tiers] = {}
     for name, value in prices.items():
         where = f"{key}.{name}"

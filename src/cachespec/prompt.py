@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from cachespec.messages import (
     ImagePart,
+    Message,
     Part,
     ReasoningPart,
     TextPart,
@@ -24,20 +25,27 @@ from cachespec.messages import (
 from cachespec.request import Request
 
 SegmentKind = Literal["params", "tools", "system", "turn"]
+_SYSTEM = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One piece of the prefix. `text` is the part's own text, or its canonical JSON where it is not text.
+    """One piece of the prefix. `value` is the part's own text, or its JSON value where it is not text.
 
-    `size` is the UTF-8 length of `text` in bytes; `digest` (16 bytes) chains over all segments up to and with this one.
+    `size` is how many bytes it and the fields beside it have as UTF-8; `digest` (16 bytes) chains over all segments up to and
+    with this one. Equal digests mean that a model reads the same.
     """
 
     name: str
     kind: SegmentKind
-    text: str
+    value: Any
     size: int
     digest: bytes
+
+    @property
+    def text(self) -> str:
+        """The part's own text, or its canonical JSON where it is not text: what is compared and shown to a person."""
+        return self.value if isinstance(self.value, str) else canonical_json(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +68,54 @@ def canonical_json(value: Any) -> str:
 
 
 def build_prompt(request: Request) -> Prompt:
-    """Cut a request into segments and chain their hashes (BLAKE2b, 128 bits, keyed by segment name and length)."""
-    pieces: list[tuple[str, SegmentKind, str]] = [("params", "params", canonical_json(_params(request)))]
-    pieces += [(f"tools[{i}]", "tools", canonical_json(_tool_json(tool))) for i, tool in enumerate(request.tools)]
-    pieces += [(f"system[{i}]", "system", part.text) for i, part in enumerate(request.system)]
-    images = 0
-    number = 0
+    """Cut a request into segments and chain their hashes (BLAKE2b, 128 bits).
+
+    What is hashed of a segment is framed by lengths: its name, whose it is, whether it is text, the content, and the fields
+    beside it (a message's name, what only one dialect knows). So no text can pass for a part of another kind, and the order
+    of keys counts, which a model reads too. Cache marks are left out: no model reads them.
+    """
+    chain = _Chain()
+    chain.add("params", "params", "params", _params(request))
+    for i, tool in enumerate(request.tools):
+        chain.add(f"tools[{i}]", "tools", f"{tool.dialect} tool", _tool_json(tool))
+    for i, said in enumerate(request.system):
+        chain.add(f"system[{i}]", "system", "system", said.text, said.extra)
+    images = number = 0
     system = len(request.system)
     for message in request.messages:
-        if message.role in ("system", "developer"):
-            for part in message.parts:
-                pieces.append((f"system[{system}]", "system", part_text(part)))
-                system += 1
-            continue
         for j, part in enumerate(message.parts):
             images += _count_images(part)
-            pieces.append((f"messages[{number}][{j}]", "turn", f"{message.role}\n{part_text(part)}"))
-        number += 1
-    segments: list[Segment] = []
-    digest = b""
-    total = 0
-    for name, kind, text in pieces:
-        data = text.encode("utf-8", "surrogatepass")
-        total += len(data)
-        digest = blake2b(b"%b%b:%d:%b" % (digest, name.encode(), len(data), data), digest_size=16).digest()
-        segments.append(Segment(name, kind, text, len(data), digest))
-    return Prompt(request, tuple(segments), total, images)
+            beside = _beside(message if j == 0 else None, part)
+            if message.role in _SYSTEM:
+                # Its name does not say where a message begins.
+                chain.add(f"system[{system}]", "system", f"{message.role} {j}", _content(part), beside)
+                system += 1
+            else:
+                chain.add(f"messages[{number}][{j}]", "turn", message.role, _content(part), beside)
+        if not message.parts:  # an answer that said nothing is read as well
+            chain.add(f"messages[{number}][0]", "turn", f"{message.role}, nothing", "", _beside(message, None))
+        number += message.role not in _SYSTEM
+    return Prompt(request, tuple(chain.segments), chain.size, images)
+
+
+class _Chain:
+    """Segments as they are added, each hashed with all before it."""
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+        self.size = 0
+        self._digest = b""
+
+    def add(self, name: str, kind: SegmentKind, whose: str, value: Any, beside: Any = None) -> None:
+        plain = isinstance(value, str)
+        content = (value if plain else _json(value)).encode("utf-8", "surrogatepass")
+        rest = b"" if beside is None else _json(beside).encode("utf-8", "surrogatepass")
+        head = f"{name}\n{whose}\n{'text' if plain else 'json'}".encode()
+        framed = b"%b%d:%b%d:%b%d:%b" % (self._digest, len(head), head, len(content), content, len(rest), rest)
+        self._digest = blake2b(framed, digest_size=16).digest()
+        size = len(content) + len(rest)
+        self.segments.append(Segment(name, kind, value, size, self._digest))
+        self.size += size
 
 
 def shared_segments(a: Prompt, b: Prompt) -> int:
@@ -103,34 +133,59 @@ def part_text(part: Part) -> str:
     return part.text if isinstance(part, TextPart) else canonical_json(_part_json(part))
 
 
+def _json(value: Any) -> str:
+    """JSON with the keys in their own order, no spaces: what is hashed."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _content(part: Part) -> Any:
+    return part.text if isinstance(part, TextPart) else _part_json(part)
+
+
+def _beside(message: Message | None, part: Part | None) -> Any:
+    """What belongs to a part, or to the message that it begins, and is not in its content."""
+    fields: dict[str, Any] = {}
+    if message is not None and message.name is not None:
+        fields["name"] = message.name
+    if message is not None and message.extra:
+        fields["message"] = message.extra
+    if isinstance(part, TextPart) and part.extra:
+        fields["part"] = part.extra
+    return fields or None
+
+
 def _part_json(part: Part) -> Mapping[str, Any]:
     match part:
         case TextPart():
-            return {"type": "text", "text": part.text}
+            value: dict[str, Any] = {"type": "text", "text": part.text}
         case ImagePart():
-            return {"type": "image", "url": part.url, "data": part.data, "media_type": part.media_type, "detail": part.detail}
+            image = {"url": part.url, "data": part.data, "media_type": part.media_type, "detail": part.detail}
+            value = {"type": "image", **image}
         case ToolCallPart():
-            return {"type": "tool_call", "id": part.id, "name": part.name, "arguments": part.arguments}
+            value = {"type": "tool_call", "id": part.id, "name": part.name, "arguments": part.arguments}
         case ToolResultPart():
             content = [_part_json(p) for p in part.content]
-            return {"type": "tool_result", "id": part.id, "content": content, "is_error": part.is_error}
+            value = {"type": "tool_result", "id": part.id, "content": content, "is_error": part.is_error}
         case ReasoningPart():
-            return {"type": "reasoning", "text": part.text, "raw": part.raw}
+            origin = {"provider": part.provider, "model": part.model}
+            return {"type": "reasoning", "text": part.text, "raw": part.raw, **origin}
         case _:
             return {"type": "opaque", "dialect": part.dialect, "raw": part.raw}
+    return {**value, "extra": part.extra} if part.extra else value
 
 
 def _tool_json(tool: Tool) -> Mapping[str, Any]:
     if tool.raw is not None:
         return tool.raw
-    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    value = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    return {**value, "extra": tool.extra} if tool.extra else value
 
 
 def _params(request: Request) -> Mapping[str, Any]:
     choice, form, reasoning = request.tool_choice, request.response_format, request.reasoning
     return {
         "tool_choice": None if choice is None else [choice.mode, choice.name, choice.parallel],
-        "response_format": None if form is None else [form.kind, form.schema],
+        "response_format": None if form is None else [form.kind, form.name, form.schema, form.strict, form.description],
         "reasoning": None if reasoning is None else [reasoning.effort, reasoning.budget_tokens, reasoning.summary],
     }
 

@@ -146,7 +146,9 @@ def _names(value: str | Sequence[str] | None, where: str) -> tuple[str, ...]:
         return ()
     if isinstance(value, str):
         return (check_name(value, where),)
-    return tuple(check_name(item, f"{where}[{i}]") for i, item in enumerate(check_list(value, where, wanted="a string or a list")))
+    return tuple(
+        check_name(item, f"{where}[{i}]") for i, item in enumerate(check_list(value, where, wanted="a string or a list"))
+    )
 
 
 def _fields(value: Mapping[str, Any], name: object) -> Mapping[str, Any]:

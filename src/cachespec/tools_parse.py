@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from cachespec.built import own_tool
 from cachespec.checks import (
     check_bool,
     check_keys,
@@ -40,8 +41,7 @@ def parse_tools(value: object, *, where: str = "tools", dialect: Dialect | None 
 
 def _tool(raw: object, where: str, dialect: Dialect | None) -> Tool:
     if isinstance(raw, Tool):
-        check_name(raw.name, f"{where}.name")
-        return raw
+        return own_tool(raw, where)
     if not isinstance(raw, Mapping):
         raise InputError(f"must be a Tool or an object, not {kind_of(raw)}", field=where)
     kind = raw.get("type")

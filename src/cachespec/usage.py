@@ -7,13 +7,37 @@ shape is converted once, in `usage_shapes.py`; everything else in the package se
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import (
+    MAX_EMAX,
+    MIN_EMIN,
+    ROUND_HALF_EVEN,
+    Context,
+    Decimal,
+    DivisionByZero,
+    InvalidOperation,
+    Overflow,
+    localcontext,
+)
 from typing import Any
 
 from cachespec.errors import InputError
+from cachespec.shown import shown
+
+MOST_TOKENS = 2**53 - 1
+"""A larger count is not believed: beyond this JSON's numbers stop being exact."""
+
+_EXACT = Context(
+    prec=200, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[InvalidOperation, DivisionByZero, Overflow]
+)
 
 WRITE_TTLS = ("5m", "30m", "1h", "12h", "kv", "unspecified")
+
+
+def exact() -> AbstractContextManager[Context]:
+    """Where money is added and multiplied: in a context of our own, whatever precision and traps the caller has set."""
+    return localcontext(_EXACT)
 
 
 def money_text(amount: Decimal | None) -> str | None:
@@ -22,6 +46,11 @@ def money_text(amount: Decimal | None) -> str | None:
         return None
     text = format(amount, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def is_count(value: object) -> bool:
+    """Whether `value` is a number of tokens: whole, 0 to `MOST_TOKENS`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +81,13 @@ class Usage:
     def __post_init__(self) -> None:
         for name in ("uncached", "cache_read", "output", "reasoning", "drafted", "accepted"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise InputError(f"must be a count of tokens or None, not {value!r}", field=name)
+            if value is not None and not is_count(value):
+                raise InputError(f"must be a count of tokens or None, not {shown(value)}", field=name)
         for ttl, count in (self.cache_write or {}).items():
             if ttl not in WRITE_TTLS:
                 raise InputError(f"unknown lifetime {ttl!r}; known: {', '.join(WRITE_TTLS)}", field="cache_write")
-            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise InputError(f"must be a count of tokens, not {count!r}", field=f"cache_write.{ttl}")
+            if not is_count(count):
+                raise InputError(f"must be a count of tokens, not {shown(count)}", field=f"cache_write.{ttl}")
 
     @property
     def written(self) -> int | None:

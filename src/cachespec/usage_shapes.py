@@ -15,9 +15,9 @@ gemini     prompt + tool prompt  part of it, absent on miss  not reported
 cohere     billed_units          not reported                not reported
 =========  ====================  ==========================  ====================================================
 
-A count that is absent or null is None, never 0. A count that is no whole number >= 0, a part that is larger than its
-total, and parts without their total are an `InputError` that names the field. Everything else in the object (a vendor's
-own `cost`, its grand total) is passed over.
+A count that is absent or null is None, never 0. A count that is no whole number from 0 to 2^53 - 1, a part that is larger
+than its total, and parts without their total are an `InputError` that names the field. Everything else in the object (a
+vendor's own `cost`, its grand total) is passed over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cachespec.errors import InputError
-from cachespec.usage import Usage
+from cachespec.shown import shown
+from cachespec.usage import Usage, is_count
 
 _Convert = TypeVar("_Convert", Callable[[Mapping[str, Any]], Usage], Callable[[Usage], dict[str, Any]])
 APIS = ("chat", "responses", "messages", "converse", "gemini", "cohere")
@@ -76,7 +77,7 @@ class _Fields:
 
     def __init__(self, values: object, path: str = "") -> None:
         if values is not None and not isinstance(values, Mapping):
-            raise InputError(f"must be an object, not {values!r}", field=path or "usage")
+            raise InputError(f"must be an object, not {shown(values)}", field=path or "usage")
         self._values: Mapping[str, Any] = values or {}
         self._path = path
 
@@ -91,13 +92,13 @@ class _Fields:
         if values is None:
             return []
         if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-            raise InputError(f"must be a list, not {values!r}", field=self.name(key))
+            raise InputError(f"must be a list, not {shown(values)}", field=self.name(key))
         return [_Fields(value, f"{self.name(key)}[{i}]") for i, value in enumerate(values)]
 
     def text(self, key: str) -> str | None:
         value = self._values.get(key)
         if value is not None and not isinstance(value, str):
-            raise InputError(f"must be a string, not {value!r}", field=self.name(key))
+            raise InputError(f"must be a string, not {shown(value)}", field=self.name(key))
         return value
 
     def count(self, key: str, *, integral_float: bool = False) -> int | None:
@@ -107,9 +108,10 @@ class _Fields:
             return None
         if integral_float and isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise InputError(f"must be a whole number of tokens, not {value!r}", field=self.name(key))
-        return value
+        if not is_count(value):
+            raise InputError(f"must be a whole number of tokens, not {shown(value)}", field=self.name(key))
+        count: int = value
+        return count
 
 
 def _first(*counts: int | None) -> int | None:

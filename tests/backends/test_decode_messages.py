@@ -262,3 +262,12 @@ def test_an_error_event_is_classified_by_its_type(kind: str, expected: type[Back
     assert "why" in str(raised)
     named, again = run("messages", [say(start(), *TEXT[:after], error, named=True)])
     assert (named, type(again)) == (events, expected)
+
+
+def test_blocks_whose_stop_never_came_end_with_the_message() -> None:
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}
+    events = decode("messages", {"type": "content_block_start", "index": 0, "content_block": use}, {"type": "message_stop"})
+    assert [e for e in events if isinstance(e, ToolCallDelta)] == [
+        ToolCallDelta(0, "t", "f", ""),
+        ToolCallDelta(0, "", "", '{"a":1}'),
+    ]

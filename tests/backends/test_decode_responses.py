@@ -222,3 +222,41 @@ def test_a_whole_answer_instead_of_a_stream(status: str) -> None:
         assert any(isinstance(e, UsageReported) for e in events)
     else:
         assert type(error) is ServerError
+
+
+# -- what only the finished response holds
+
+
+def test_items_only_in_the_finished_response_are_not_lost_and_none_comes_twice() -> None:
+    message = {"type": "message", "id": "m", "content": [{"type": "output_text", "text": "Let me look."}]}
+    call = {"type": "function_call", "id": "f", "call_id": "c", "name": "f", "arguments": "{}"}
+    thought = {"type": "reasoning", "id": "rs", "summary": []}
+    events = decode(
+        "responses",
+        {"type": "response.output_item.done", "output_index": 0, "item": thought},
+        {"type": "response.output_text.delta", "output_index": 1, "item_id": "m", "delta": "Let me look."},
+        {"type": "response.completed", "response": {"id": "r", "output": [thought, message, call]}},
+    )
+    assert text(events) == "Let me look."
+    assert sum(isinstance(e, ReasoningFinished) for e in events) == 1
+    assert [e for e in events if isinstance(e, ToolCallDelta)] == [
+        ToolCallDelta(2, "c", "f", ""),
+        ToolCallDelta(2, "", "", "{}"),
+    ]
+    assert events[-1] == Finished(reason="tool_calls")
+
+
+def test_items_are_known_by_their_ids_where_their_places_differ() -> None:
+    # The stream numbers nothing: the call's place is 0 there, and 1 in the finished response.
+    call = {"type": "function_call", "id": "f", "call_id": "c", "name": "f", "arguments": "{}"}
+    message = {"type": "message", "id": "m", "content": [{"type": "output_text", "text": "Hi"}]}
+    events = decode(
+        "responses",
+        {"type": "response.output_item.added", "item": {**call, "arguments": ""}},
+        {"type": "response.function_call_arguments.delta", "item_id": "f", "delta": "{}"},
+        {"type": "response.output_item.done", "item": call},
+        {"type": "response.output_text.delta", "item_id": "m", "delta": "Hi"},
+        {"type": "response.completed", "response": {"id": "r", "output": [message, call]}},
+    )
+    assert text(events) == "Hi"
+    assert "".join(e.arguments for e in events if isinstance(e, ToolCallDelta)) == "{}"

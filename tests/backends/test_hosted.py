@@ -16,7 +16,8 @@ from tests.wire.frames import CALLS, Api, answer, expected_usage
 from tests.wire.server import WireServer
 
 from cachespec.backends._hosted import HostedBackend
-from cachespec.backends._transport import HttpClient, retry_after, status_error
+from cachespec.backends._http import HttpClient
+from cachespec.backends._transport import retry_after, status_error
 from cachespec.backends.anthropic import AnthropicBackend
 from cachespec.backends.compatible import compatible
 from cachespec.backends.openai import OpenAIBackend

@@ -83,3 +83,11 @@ def document(result: Result) -> Any:
     value, end = json.JSONDecoder().raw_decode(result.stdout)
     assert result.stdout[end:] == "\n"
     return value
+
+
+def failure(result: Result) -> Any:
+    """The error in the one document of a command that failed with ``--json``; its line is on stderr as well."""
+    assert result.exit_code in (1, 2), result.output
+    error = document(result)["error"]
+    assert result.stderr.startswith(f"error: {error['message']}\n")
+    return error

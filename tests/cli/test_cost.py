@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import anyio
 import pytest
 from click.testing import CliRunner, Result
+from tests.cli.conftest import failure
 
+from cachespec.cli._io import money
 from cachespec.cli.main import cli
 from cachespec.ledger.base import Hold, Settlement
 from cachespec.ledger.sqlite import SqliteLedger
@@ -116,6 +119,15 @@ def test_an_unknown_cost_is_null_with_a_warning(change: dict[str, Any], says: st
         ({"provider": 3}, "provider"),
         ({"at": "yesterday"}, "at"),
         ({"at": 5}, "at"),
+        ({"at": "0001-01-01T00:00:00+14:00"}, "at"),
+        ({"at": "9999-12-31T23:59:59-14:00"}, "at"),
+        ({"usage": {"input_tokens": 10**25, "output_tokens": 1}}, "usage.input_tokens"),
+        ({"prices": {"input": "9e999999"}}, "prices.input"),
+        ({"prices": {"input": "1_000"}}, "prices.input"),
+        ({"prices": {"input": " 1 "}}, "prices.input"),
+        ({"prices": {"input": "٣"}}, "prices.input"),
+        ({"prices": {"input": "1" * 41}}, "prices.input"),
+        ({"prices": {"cache_write": {"5m": "-0"}}}, "prices.cache_write.5m"),
         ({"prices": {"input": 3.0}}, "prices.input"),
         ({"prices": []}, "prices"),
         ({"modle": "x"}, "modle: unknown field; did you mean 'model'?"),
@@ -123,7 +135,7 @@ def test_an_unknown_cost_is_null_with_a_warning(change: dict[str, Any], says: st
 )
 def test_bad_input_names_the_field_and_exits_with_2(change: dict[str, Any], field: str) -> None:
     result = cost(CLAUDE | change, "--json")
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert (result.exit_code, failure(result)["type"]) == (2, "InputError")
     assert result.stderr.startswith(f"error: {field}")
     assert result.stderr.count("\n") == 1
 
@@ -168,8 +180,9 @@ def ledger(tmp_path: Path) -> Path:
 
     async def fill() -> None:
         store = SqliteLedger(str(path))
-        usage = Usage(uncached=1200, cache_read=300, cache_write={"5m": 20}, output=40)
-        for tenant, amount in (("acme", "0.25"), ("[bold]zeta", None)):
+        counted = Usage(uncached=1200, cache_read=300, cache_write={"5m": 20}, output=40)
+        partly = Usage(uncached=50, cache_read=None, cache_write=None, output=None)
+        for tenant, amount, usage in (("acme", "0.25", counted), ("[bold]zeta", None, counted), ("beta", "0", partly)):
             hold = Hold(
                 amount=Decimal(1), backend="claude", model="claude-sonnet-5-5", tenant=tenant, session_id=None, tags=("a",)
             )
@@ -186,16 +199,18 @@ def ledger(tmp_path: Path) -> Path:
 def test_totals_and_the_last_entries(ledger: Path, tmp_path: Path) -> None:
     document = json.loads(run("ledger", str(ledger), "--json").stdout)
     assert document["totals"] == {
-        "requests": 2,
+        "requests": 3,
         "amount": "0.25",
-        "estimated": 2,
+        "estimated": 3,
         "unpriced": 1,
-        "uncached": 2400,
+        "uncounted": 1,
+        "uncached": 2450,
         "cache_read": 600,
         "cache_write": 40,
         "output": 80,
     }
-    newest, oldest = document["entries"]
+    cut, newest, oldest = document["entries"]
+    assert (cut["usage"]["input_tokens"], cut["usage"]["output"]) == (50, None)
     assert (newest["tenant"], newest["amount"]) == ("[bold]zeta", None)
     assert oldest["usage"]["input_tokens"] == 1520
     assert (oldest["id"], oldest["amount"], oldest["outcome"], oldest["tags"], oldest["request_id"]) == (
@@ -219,8 +234,37 @@ def test_totals_and_the_last_entries(ledger: Path, tmp_path: Path) -> None:
 def test_the_ledger_for_people(ledger: Path) -> None:
     result = run("ledger", str(ledger))
     assert result.exit_code == 0
-    for shown in ("[bold]zeta", "~0.25", "unknown", "2 requests, $0.25 (2 estimated, 1 without a known price)"):
+    for shown in (
+        "[bold]zeta",
+        "~0.25",
+        "unknown",
+        "3 requests, $0.25 (3 estimated, 1 without a known price)",
+        "1 whose tokens were not reported in full",
+    ):
         assert shown in result.stdout
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(60, "written, read"), (80, None)])
+def test_the_ledger_in_a_narrow_window(ledger: Path, monkeypatch: pytest.MonkeyPatch, width: int, left_out: str | None) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("ledger", str(ledger)).stdout.splitlines()
+    rows = [line for line in lines if re.match(r"\d\d-\d\d-\d\d \d\d:\d\d ", line)]
+    assert len(rows) == 3
+    assert all(len(line) <= width for line in lines[:-1])
+    assert "~0.25" in rows[-1]
+    assert (f"left out for want of room: {left_out} " in lines[-2]) == (left_out is not None)
+
+
+def test_writes_whose_lifetime_nobody_told() -> None:
+    usage = {"input_tokens": 4, "cache_creation_input_tokens": 300, "output_tokens": 2}
+    shown = run("cost", "-", text=json.dumps(CLAUDE | {"usage": usage})).stdout
+    assert "written, for how long is not told" in shown
+    assert "unspecified" not in shown
+
+
+def test_small_amounts_for_people() -> None:
+    told = [money(Decimal(text)) for text in ("0", "1E-7", "0.0000015", "1E+2", "0.25")]
+    assert told == ["$0", "less than $0.000001", "$0.000002", "$100", "$0.25"]
 
 
 def test_a_ledger_that_is_not_there(tmp_path: Path) -> None:
@@ -239,5 +283,5 @@ def test_a_ledger_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "diary.db"
     path.write_bytes(b"dear diary " * 500)
     result = run("ledger", str(path), "--json")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, failure(result)["type"]) == (1, "LedgerError")
     assert str(path) in result.stderr

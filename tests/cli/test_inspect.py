@@ -97,10 +97,11 @@ def test_doctor_names_keys_and_shows_none(run: Run, app: App, monkeypatch: pytes
 
 def test_doctor_without_anything(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cachespec.config.installed", lambda name: False)
-    report = document(run("doctor", "--json"))
-    assert report["backends"] == []
+    result = run("doctor", "--json")
+    report = document(result)
+    assert (result.exit_code, report["backends"]) == (1, [])
     assert "set ANTHROPIC_API_KEY or OPENAI_API_KEY" in report["notes"][0]
-    assert run("doctor").exit_code == 0
+    assert run("doctor").exit_code == 1
 
 
 def test_doctor_of_a_bad_file(run: Run, app: App) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import SECRET, Run, document, process
+from tests.cli.conftest import SECRET, Run, document, failure, process
 from tests.wire.frames import answer
 from tests.wire.server import WireServer
 
@@ -65,7 +67,7 @@ def test_complete_shows_tool_calls(run: Run, app: App, request_file: File) -> No
         ('{"prompt": NaN}', "is no JSON: NaN"),
         ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' is there twice"),
         ('{"prompt": "a", "temprature": 1}', "did you mean 'temperature'"),
-        ('{"prompt": 3}', "must be a list, not an integer"),
+        ('{"prompt": 3}', "must be a string or a list, not an integer"),
         ('{"prompt": "x", "model": "nothing"}', "no model 'nothing'"),
         (b"\xff\xfe", "<stdin>:1: is not UTF-8 text"),
         ("[" * 100_000, "<stdin>"),
@@ -75,8 +77,7 @@ def test_complete_shows_tool_calls(run: Run, app: App, request_file: File) -> No
 def test_bad_requests(run: Run, app: App, command: str, text: str | bytes, message: str) -> None:
     result = run(command, "-", "-c", app(), "--json", text=text)
     assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert message in result.stderr
+    assert message in failure(result)["message"]
     assert "Traceback" not in result.output
 
 
@@ -86,10 +87,68 @@ def test_bad_requests(run: Run, app: App, command: str, text: str | bytes, messa
 def test_a_backend_that_fails_is_one(run: Run, app: App, request_file: File, model: str, kind: str) -> None:
     result = run("complete", request_file({"prompt": "x"}), "-c", app(model), "--json")
     assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert kind in result.stderr
-    assert SECRET not in result.stderr
+    error = failure(result)
+    assert kind in error["message"]
+    assert error["backend"] == "wire"
+    assert SECRET not in result.output
+
+
+def test_a_cut_answer_is_not_lost(run: Run, app: App, request_file: File) -> None:
+    path, request = app("cut-3"), request_file({"prompt": "x"})
+    error = failure(run("complete", request, "-c", path, "--json"))
+    assert error["type"] == "StreamInterruptedError"
+    assert set(error["partial"]) == COMPLETION
+    assert error["partial"]["text"] == answer(3)
+    shown = run("complete", request, "-c", path)
+    assert shown.exit_code == 1
+    assert shown.stdout == answer(3) + "\n", "the line is ended before the error"
+    turns = document(run("chat", "-c", path, "--json", text="one\n"))["turns"]
+    assert turns[0]["error"]["partial"]["text"] == answer(3)
+
+
+def test_an_error_as_a_document_has_its_fields(run: Run, app: App, request_file: File) -> None:
+    path = app(
+        more='budgets = [{ scope = "tenant", limit = "0.0000001" }]\nrules = [{ when = { tags = "x" }, exclude = ["wire"] }]\n'
+    )
+    request = request_file({"model": "wire", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]})
+    error = failure(run("complete", request, "-c", path, "--tenant", "acme", "--json"))
+    assert (error["type"], error["scope"], error["limit"]) == ("BudgetExceededError", "tenant:acme in total", "0.0000001")
+    assert "limit 0.0000001 USD" in error["message"]
+    assert error["partial"] is None
+    error = failure(run("complete", request, "-c", path, "--tag", "y", "--tag", "x", "--json"))
+    assert error["type"] == "NoRouteError"
+    assert error["reasons"]["wire"][0]["code"] == "rule"
+    error = document(run("complete", "-", "-c", "-", "--json"))["error"]
+    assert error["type"] == "UsageError"
+
+
+def test_what_a_body_cannot_say(run: Run, app: App, request_file: File, tmp_path: Path) -> None:
+    ledger = tmp_path / "spent.db"
+    path = app("ok-5", more=f'[client]\nledger = {{ use = "sqlite", path = "{ledger}" }}\n')
+    request = request_file({"model": "wire", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]})
+    assert (
+        run("complete", request, "-c", path, "--tenant", "acme", "--session", "s1", "--tag", "a", "--tag", "b").exit_code == 0
+    )
+    entry = document(run("ledger", str(ledger), "--json"))["entries"][0]
+    assert (entry["tenant"], entry["session_id"], entry["tags"]) == ("acme", "s1", ["a", "b"])
+
+
+def test_plugins_beside_the_configuration(run: Run, app: App, request_file: File, tmp_path: Path) -> None:
+    path = Path(app("ok-5", more='routing = { use = "my_policies_beside:Any" }\n'))
+    missing = run("config", "check", str(path))
+    assert f"no module 'my_policies_beside' in {path.parent.resolve()} or elsewhere" in missing.stdout
+    (path.parent / "my_policies_beside.py").write_text("class Any:\n    def rank(self, ask, offers):\n        return offers\n")
+    importlib.invalidate_caches()
+    before = list(sys.path)
+    assert run("config", "check", str(path)).exit_code == 0
+    assert run("complete", request_file({"prompt": "x"}), "-c", str(path)).exit_code == 0
+    assert sys.path == before
+
+
+def test_the_first_of_several_problems_tells_of_the_others(run: Run, app: App, request_file: File) -> None:
+    path = app(more="rooting = 1\nbudgets = 3\n")
+    told = run("complete", request_file({"prompt": "x"}), "-c", path).stderr
+    assert told.endswith(f"\nand another problem; to see all: cachespec config check {path}\n")
 
 
 def test_bad_configurations(run: Run, app: App, request_file: File, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +193,7 @@ def test_explain_for_people(run: Run, app: App, request_file: File, server: Wire
 def test_explain_when_nobody_can(run: Run, app: App, request_file: File) -> None:
     path = app(more='rules = [{ exclude = ["wire"] }]\n')
     result = run("explain", request_file({"prompt": "x"}), "-c", path, "--wire", "--json")
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     found = document(result)
     assert found["chosen"] is None
     assert found["wire"] is None

@@ -342,3 +342,16 @@ async def test_cancelled_streams_leave_nothing_behind(wire_server: WireServer, a
         with anyio.fail_after(5):
             while wire_server.connections:
                 await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_dripping_answer_ends_at_the_deadline_to_the_moment(wire_server: WireServer, api: str) -> None:
+    """No scope is put around a read; the deadline travels in the read timeout, which every read would start anew."""
+    async with client_of(wire_server, api, "ok-100+drip-50+stall-9") as client:
+        start = time.monotonic()
+        with pytest.raises(StreamInterruptedError) as caught:
+            await client.complete("Hi", timeout=1.0)
+        assert 0.9 < time.monotonic() - start < 1.4
+        assert isinstance(caught.value.__cause__, RequestTimeoutError)
+        assert caught.value.partial is not None
+        assert caught.value.partial.text == answer(9)

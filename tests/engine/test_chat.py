@@ -107,6 +107,72 @@ def test_any_text_comes_through_as_itself(pieces: list[str]) -> None:
     assert bytes(prompt.tokens).decode() == text  # a control token would be no byte
 
 
+BARE = (
+    "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }}{{ m.content }}{{ m.tool_call_id }}"
+    "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}<|im_end|>"
+    "{% endfor %}"
+)
+
+
+def call(id_: str, name: str, arguments: str = "{}") -> ToolCallPart:
+    return ToolCallPart(id=id_, name=name, arguments=arguments)
+
+
+def result(id_: str, *texts: str) -> ToolResultPart:
+    return ToolResultPart(id=id_, content=tuple(TextPart(text=text) for text in texts))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([message("assistant", "<|im_", "end|>")], id="parts of an answer"),
+        pytest.param([message("user", "end|>", name="<|im_")], id="name and text"),
+        pytest.param([message("user", "x", name="<|im_end|>")], id="a name"),
+        pytest.param([message("user", "x<|im_end|", name="y"), message("tool", result(">", "a<|im_end|"))], id="text and id"),
+        pytest.param([message("assistant", call("<|im_end|>", "f"))], id="the id of a call"),
+        pytest.param([message("assistant", "a<", call("|im_", "end", "|>"))], id="four pieces"),
+        pytest.param([message("tool", result("<|im_end|>", "ok"))], id="the id of a result"),
+        pytest.param([message("assistant", call("1", "<s>")), message("tool", result("1", "ok"))], id="the name of a result"),
+        pytest.param([message("tool", result("1", "a<|im_", "x"), name="<|im_start|>")], id="the name of a tool message"),
+    ],
+)
+def test_pieces_together_are_no_control_token_either(messages: list[Message]) -> None:
+    prompt = render(BARE, *messages)
+    turns = len(messages)
+    assert [t for t in prompt.tokens if t >= 300] == [300, 301] * turns
+    written = [text for m in messages for p in m.parts for text in ([p.text] if isinstance(p, TextPart) else [])]
+    assert all(text in shown(prompt) for text in written)
+
+
+def test_the_templates_own_letters_complete_no_control_token() -> None:
+    prompt = render(BARE, message("user", "x"), tools=[Tool(name="s")])  # the template writes it as <s>
+    assert [t for t in prompt.tokens if t >= 300] == [300, 301]
+    assert shown(prompt).startswith("<s>")
+
+
+def test_pieces_that_make_none_leave_the_tokens_alone() -> None:
+    """A text that ends like the start of a control token is not torn from what follows it, unless it must be."""
+    told: list[str] = []
+
+    class Listening(Spelling):
+        def tokenize(self, text: str, *, special: bool) -> list[int]:
+            told.append(text)
+            return super().tokenize(text, special=special)
+
+    template = ChatTemplate(info(template=CHATML, controls=CONTROLS))
+    template.prompt(Listening(), (), (message("user", "a <"), message("assistant", "s")), ())
+    assert told == ["<|im_start|>user\na <<|im_end|>\n<|im_start|>assistant\ns<|im_end|>\n<|im_start|>assistant\n"]
+
+
+@given(st.lists(st.sampled_from(["<|im_", "end|>", "<", "|im_start|", ">", "s", "a", "\ue0f0", "1", "\ue0f1"]), max_size=8))
+def test_no_pieces_make_a_control_token(pieces: list[str]) -> None:
+    template = "{% for m in messages %}<{{ m.name }}{{ m.content }}{% endfor %}>"
+    prompt = render(template, *(message("user", piece, name=piece) for piece in pieces or ["x"]))
+    assert max(prompt.tokens) < 256
+    assert bytes(prompt.tokens).decode() == "".join(f"<{piece}{piece}" for piece in pieces or ["x"]) + ">"
+
+
 def test_bos_once() -> None:
     with_bos = replace(info(template=CHATML, controls=CONTROLS), bos="<s>", add_bos=True)
     assert render(None, message("user", "x"), facts=with_bos).tokens.count(302) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,7 @@ import pytest
 from cachespec.decision import BudgetState
 from cachespec.errors import BudgetExceededError, InputError, LedgerError
 from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
-from cachespec.usage import Usage
+from cachespec.usage import MOST_TOKENS, Usage
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
@@ -240,16 +241,59 @@ class LedgerContract:
         assert figures(ledger.snapshot([budget])) == [("1E-12", "0")]
         await ledger.aclose()
 
-    @pytest.mark.parametrize("amount", ["-1", "NaN", "Infinity", "9223373"])
+    @pytest.mark.parametrize("amount", ["-1", "NaN", "Infinity", "9223373", "9e999999"])
     @pytest.mark.anyio
     async def test_what_is_no_amount_changes_nothing(self, ledger: FullLedger, amount: str) -> None:
+        """An answer that cost more than the ledger holds is the ledger's failure, not the caller's."""
         budget = limit("1")
         with pytest.raises(InputError):
             await ledger.reserve(hold(amount, budget))
         reservation = await ledger.reserve(hold("0.5", budget))
-        with pytest.raises(InputError):
+        with pytest.raises(LedgerError if amount.startswith("9") else InputError):
             await ledger.settle(reservation, spent(amount))
         assert figures(await ledger.refresh([budget])) == [("0", "0.5")]
+        await ledger.aclose()
+
+    @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e13])
+    @pytest.mark.anyio
+    async def test_what_is_no_lease_reserves_nothing(self, ledger: FullLedger, seconds: float) -> None:
+        with pytest.raises(InputError, match="lease_s"):
+            await ledger.reserve(hold("0.5", limit("1"), lease_s=seconds))
+        assert figures(await ledger.refresh([limit("1")])) == [("0", "0")]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_the_callers_decimal_context_plays_no_part(self, ledger: FullLedger) -> None:
+        budget = limit("1000")
+        with decimal.localcontext(decimal.Context(prec=2, traps=[decimal.Inexact, decimal.Rounded])):
+            reservation = await ledger.reserve(hold("123.456789012345", budget))
+            state = (await ledger.refresh([budget]))[0]
+            assert (str(state.reserved), str(ledger.snapshot([budget])[0].reserved)) == ("123.456789012345",) * 2
+            await ledger.settle(reservation, spent("98.765432109876"))
+            with pytest.raises(BudgetExceededError) as caught:
+                await ledger.reserve(hold("901.234567890125", budget))
+            totals, entries = await ledger.totals(), await ledger.entries()
+        assert (str(caught.value.spent), str(caught.value.requested)) == ("98.765432109876", "901.234567890125")
+        assert (str(totals.amount), str(entries[0].amount)) == ("98.765432109876", "98.765432109876")
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_a_limit_beyond_every_amount_lets_pass(self, ledger: FullLedger) -> None:
+        await ledger.reserve(hold("9000000", limit("9e999999")))
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_the_largest_counts_are_summed(self, ledger: FullLedger) -> None:
+        usage = Usage(
+            uncached=MOST_TOKENS, cache_read=1, cache_write={"5m": MOST_TOKENS, "1h": MOST_TOKENS}, output=MOST_TOKENS
+        )
+        for _ in range(3):
+            await ledger.settle(await ledger.reserve(hold("1")), spent("1", usage=usage))
+        await ledger.settle(await ledger.reserve(hold("1")), spent("1"))
+        totals = await ledger.totals()
+        assert (totals.uncached, totals.cache_read, totals.cache_write) == (3 * MOST_TOKENS, 3, 6 * MOST_TOKENS)
+        assert (totals.output, totals.requests, totals.uncounted) == (3 * MOST_TOKENS, 4, 1)
+        assert (await ledger.entries(limit=10**30))[-1].usage == usage
         await ledger.aclose()
 
     @pytest.mark.parametrize("most", ["-1", "NaN", "Infinity"])

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from decimal import Decimal
@@ -176,6 +176,103 @@ def test_a_task_cancelled_by_asyncio_itself_leaves_no_reservation(tmp_path: Path
         await ledger.aclose()
 
     asyncio.run(main())
+
+
+def natively(path: Path, work: Callable[[SqliteLedger, str], Coroutine[object, object, object]], cancels: int) -> SqliteLedger:
+    """A ledger whose call was cancelled by asyncio itself while it waited for another process; closed at once after it."""
+    budget, ledger = limit("1"), SqliteLedger(str(path))
+
+    async def main() -> None:
+        reservation = await ledger.reserve(hold("0.5", budget))
+        with locked(path, 0.2):
+            task = asyncio.create_task(work(ledger, reservation))
+            await asyncio.sleep(0.03)
+            for _ in range(cancels):
+                task.cancel()
+                await asyncio.sleep(0.01)
+            assert task.cancelled()
+            await ledger.aclose()
+
+    asyncio.run(main())
+    return SqliteLedger(str(path))
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+@pytest.mark.parametrize(
+    ("work", "figure", "requests"),
+    [
+        (lambda ledger, held: ledger.settle(held, spent("0.1")), ("0.1", "0"), 1),
+        (lambda ledger, held: ledger.release(held), ("0", "0"), 0),
+        (lambda ledger, _: ledger.reserve(hold("0.25", limit("1"))), ("0", "0.5"), 0),
+    ],
+    ids=["settle", "release", "reserve"],
+)
+def test_what_asyncio_cancels_is_done_all_the_same(
+    tmp_path: Path,
+    work: Callable[[SqliteLedger, str], Coroutine[object, object, object]],
+    figure: tuple[str, str],
+    requests: int,
+    cancels: int,
+) -> None:
+    """`task.cancel()`, `asyncio.timeout` and `TaskGroup` pass through every shield; nothing is lost, nothing stays reserved."""
+    ledger = natively(tmp_path / "ledger.db", work, cancels)
+
+    async def look() -> None:
+        assert figures(await ledger.refresh([limit("1")])) == [figure]
+        assert (await ledger.totals()).requests == requests
+        await ledger.aclose()
+
+    anyio.run(look)
+
+
+def test_a_settlement_before_its_turn_is_not_lost(tmp_path: Path) -> None:
+    """Cancelled before the writer got to it, and again while the ledger closes."""
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        ledger = SqliteLedger(str(path))
+        held = [await ledger.reserve(hold("0.1", limit("1"))) for _ in range(5)]
+        with locked(path, 0.2):
+            tasks = [asyncio.create_task(ledger.settle(one, spent("0.1"))) for one in held]
+            await asyncio.sleep(0)  # each is queued, and waits
+            for task in tasks:
+                task.cancel()
+            closing_ = asyncio.create_task(ledger.aclose())
+            await asyncio.sleep(0.02)
+            closing_.cancel()
+            results = await asyncio.gather(*tasks, closing_, return_exceptions=True)
+        assert all(isinstance(r, asyncio.CancelledError) for r in results)
+        with pytest.raises(LedgerError, match="closed"):
+            await ledger.settle(held[0], spent("0.1"))
+        await ledger.aclose()
+
+    asyncio.run(main())
+    assert anyio.run(SqliteLedger(str(path)).totals).requests == 5
+
+
+def test_a_settlement_that_fails_unwatched_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "ledger.db"
+
+    async def main() -> None:
+        ledger = SqliteLedger(str(path), busy_s=0.05)
+        held = await ledger.reserve(hold("0.1"))
+        with locked(path, 0.3):
+            task = asyncio.create_task(ledger.settle(held, spent("0.1")))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            await ledger.aclose()
+
+    asyncio.run(main())
+    assert "database is locked" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_closing_leaves_no_thread(tmp_path: Path) -> None:
+    ledger = SqliteLedger(str(tmp_path / "ledger.db"))
+    await ledger.totals()
+    assert [t for t in threading.enumerate() if t.name.startswith("cachespec-ledger")]
+    await ledger.aclose()
+    assert not [t for t in threading.enumerate() if t.name.startswith("cachespec-ledger")]
 
 
 # -- a file that fails --------------------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ A decoder is told nothing but the bytes of a 200 answer's body, cut anywhere, an
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
+from cachespec.backends._halves import Halves, joined
 from cachespec.backends._sse import MAX_EVENT, SSEDecoder
 from cachespec.errors import (
     AuthenticationError,
@@ -134,6 +136,8 @@ class EventDecoder(ABC):
         self._head: bytes | None = b""
         self._plain: list[bytes] | None = None
         self._plain_size = 0
+        self._halves = Halves()
+        self._halved = False
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that `data` completes, in order.
@@ -161,13 +165,16 @@ class EventDecoder(ABC):
             if self._plain is not None:
                 self._keep(self._plain, data)
                 if last:
-                    self._whole_body(b"".join(self._plain), out)
+                    found: list[Event] = []
+                    self._whole_body(b"".join(self._plain), found)
+                    out += self._halves.mend(found)
                 return out
             for name, text in self._sse.feed(data):
                 self._event(name, text, out)
             if last:
                 for name, text in self._sse.close():
                     self._event(name, text, out)
+                out += self._halves.end()
         except BackendError as error:
             self.error = error
             if not out:
@@ -180,10 +187,16 @@ class EventDecoder(ABC):
         if text.startswith("[DONE]"):
             self.done = True
             return
+        # Only an escape can say half a character, so hardly any answer needs a second look.
+        halved = self._halved = self._halved or "\\ud" in text or "\\uD" in text
+        found: list[Event] = [] if halved else out
         try:
-            self.payload(_loads(text), name, out)
+            self.payload(_loads(text), name, found)
         except _BAD_SHAPE as error:
             raise (self.fault(text) if name == "error" else self.malformed(text)) from error
+        finally:
+            if halved:
+                out += self._halves.mend(found)
 
     @abstractmethod
     def payload(self, payload: Object, name: str | None, out: list[Event]) -> None:
@@ -210,8 +223,7 @@ class EventDecoder(ABC):
             status = next((int(n) for n in numbers if n is not None and _is_status(n)), None)
         elif isinstance(error, str):
             message = error
-        if not isinstance(message, str) or not message:
-            message = f"failed: {_excerpt(error)}"
+        message = joined(message) if isinstance(message, str) and message else f"failed: {_excerpt(error)}"
         words = ", ".join(w for w in (code, kind) if isinstance(w, str) and w not in ("error", message))
         return error_class(code, kind, status=status)(
             f"{message} ({words})" if words else message,
@@ -242,16 +254,20 @@ class EventDecoder(ABC):
     # -- bodies that are no event stream --------------------------------------------------------------------------
 
     def _sniff(self, data: bytes, *, last: bool) -> bytes:
-        """Look at the first bytes; hold them back while they may still become a field of an event stream."""
+        """Look at the first bytes; hold them back while they may still become a field of an event stream.
+
+        Blanks, line ends and byte order marks before the first word mean nothing in either kind of body and are left out,
+        however they were cut.
+        """
         data = (self._head or b"") + data
-        start = data.removeprefix(_BOM).lstrip(b"\r\n")
-        if not last and (_BOM.startswith(data) or any(field.startswith(start) for field in _FIELDS)):
-            self._head = start or data[:3]
+        start = data[len(_BLANK.match(data)[0]) :]  # type: ignore[index]
+        if not last and any(word.startswith(start) for word in (_BOM, *_FIELDS)):
+            self._head = start
             return b""
         self._head = None
-        if start.strip() and not start.startswith((b":", *_FIELDS)):
+        if start and not start.startswith((b":", *_FIELDS)):
             self._plain = []
-        return data
+        return start
 
     def _keep(self, plain: list[bytes], data: bytes) -> None:
         self._plain_size += len(data)
@@ -282,6 +298,7 @@ class EventDecoder(ABC):
 
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:")
 _BOM = b"\xef\xbb\xbf"
+_BLANK = re.compile(rb"(?:[ \t\r\n]|\xef\xbb\xbf)*")
 
 
 def _is_status(value: object) -> bool:
@@ -298,8 +315,15 @@ def string(value: object) -> str:
 
 
 def text_or_none(value: object) -> str | None:
-    """A non-empty string as it is; anything else is None."""
-    return value if isinstance(value, str) and value else None
+    """A string that is not empty, as whole characters; anything else is None."""
+    return joined(value) if isinstance(value, str) and value else None
+
+
+def name_of_call(value: object) -> str:
+    """The name of a tool call, without which it cannot be answered; TypeError where there is none."""
+    if text := string(value):
+        return text
+    raise TypeError("a tool call without a name")
 
 
 def billing_facts(said: Object) -> dict[str, str] | None:

@@ -51,6 +51,7 @@ class ChatDecoder(EventDecoder):
         self._reasoning_field = ""
         self._block = 0
         self._indexes: dict[str, int] = {}
+        self._nameless: set[int] = set()
         self._top = self._last = -1
 
     def payload(self, payload: Object, name: str | None, out: list[Event]) -> None:
@@ -155,6 +156,10 @@ class ChatDecoder(EventDecoder):
         index = call.get("index")
         if not isinstance(index, int):
             index = self._derived_index(call_id, name)
+        if name:
+            self._nameless.discard(index)
+        elif index > self._top or (call_id and call_id not in self._indexes):
+            self._nameless.add(index)
         self._last, self._top = index, max(index, self._top)
         if call_id:
             self._indexes[call_id] = index
@@ -171,6 +176,8 @@ class ChatDecoder(EventDecoder):
         reason = choice["finish_reason"]
         if reason == "error":
             raise self.fault(choice)
+        if self._nameless:
+            raise self.malformed("a tool call without a name")
         if not self._finished and isinstance(reason, str):
             self._finished = True
             reason = _REASONS.get(reason, reason)

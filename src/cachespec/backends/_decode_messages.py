@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from cachespec.backends._decode import EventDecoder, Object, billing_facts, string, text_or_none
+from cachespec.backends._decode import EventDecoder, Object, billing_facts, name_of_call, string, text_or_none
 from cachespec.events import (
     Event,
     Finished,
@@ -106,7 +106,7 @@ class MessagesDecoder(EventDecoder):
             self._thinking_delta(index, {"thinking": block["thinking"]}, out)
         elif kind == "tool_use":
             self._called = True
-            out.append(ToolCallDelta(index, str(block["id"]), str(block["name"]), ""))
+            out.append(ToolCallDelta(index, str(block["id"]), name_of_call(block["name"]), ""))
 
     def _block_delta(self, event: Object, out: list[Event]) -> None:
         delta = event["delta"]
@@ -159,6 +159,8 @@ class MessagesDecoder(EventDecoder):
         self._count(event.get("usage"), out)
 
     def _message_stop(self, event: Object, out: list[Event]) -> None:
+        for index in list(self._blocks):  # blocks whose own stop never came
+            self._block_stop({"index": index}, out)
         reason = self._reason or ("tool_use" if self._called else "end_turn")
         out.append(Finished(reason=_REASONS.get(reason, reason)))
         self.done = True

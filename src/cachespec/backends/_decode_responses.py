@@ -1,7 +1,7 @@
 """OpenAI Responses: stream events to events. Terminal: ``response.completed``, ``.incomplete`` or ``.failed``.
 
-Events carry the index of their output item. What a server sends only in an item's final form (no deltas before) is taken
-from there, so nothing is lost and nothing comes twice.
+Events carry the index of their output item. What a server sends only in an item's final form (no deltas before), or only in
+the finished response, is taken from there, so nothing is lost and nothing comes twice.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from cachespec.backends._decode import EventDecoder, Object, billing_facts, string, text_or_none
+from cachespec.backends._decode import EventDecoder, Object, billing_facts, name_of_call, string, text_or_none
 from cachespec.events import (
     Event,
     Finished,
@@ -37,6 +37,7 @@ class ResponsesDecoder(EventDecoder):
         self._items: dict[str, int] = {}
         self._streamed: set[int] = set()
         self._arguments: dict[int, int] = {}
+        self._nameless: set[int] = set()
         self._summaries: dict[int, int] = {}
         self._done_items: set[int] = set()
         self._refused = False
@@ -60,7 +61,7 @@ class ResponsesDecoder(EventDecoder):
             return index
         item = event.get("item") or {}
         key = event.get("item_id") or item.get("id") or item.get("call_id") or ""
-        return self._items.setdefault(key, len(self._items))
+        return self._items.setdefault(key, len(set(self._items.values())))
 
     def _started(self, event: Object, out: list[Event]) -> None:
         self._note(event["response"], out)
@@ -96,25 +97,37 @@ class ResponsesDecoder(EventDecoder):
         out.append(ReasoningDelta(text, index))
 
     def _item_added(self, event: Object, out: list[Event]) -> None:
-        item = event["item"]
-        if item["type"] in _CALLS:
-            self._call(self._index(event), item, out)
+        item, index = event["item"], self._index(event)
+        self._know(item, index)
+        if item.get("type") in _CALLS:
+            self._call(index, item, out)
+
+    def _know(self, item: Object, index: int) -> None:
+        """Remember an item's place by its ids, so that the finished response's item is known as the same."""
+        for key in ("id", "call_id"):
+            if item.get(key):
+                self._items.setdefault(item[key], index)
 
     def _call(self, index: int, item: Object, out: list[Event]) -> None:
+        name = name_of_call(item["name"])
         self._arguments[index] = 0
+        self._nameless.discard(index)
         call_id = item.get("call_id") or item.get("id") or ""
-        out.append(ToolCallDelta(index, str(call_id), str(item["name"]), ""))
+        out.append(ToolCallDelta(index, str(call_id), name, ""))
 
     def _call_delta(self, event: Object, out: list[Event]) -> None:
         index, text = self._index(event), string(event["delta"])
-        if text:
-            self._arguments[index] = self._arguments.get(index, 0) + len(text)
+        if index not in self._arguments:
+            self._nameless.add(index)  # its finished item has the name, and all of this text
+        elif text:
+            self._arguments[index] += len(text)
             out.append(ToolCallDelta(index, "", "", text))
 
     def _item_done(self, event: Object, out: list[Event]) -> None:
         item, index = event["item"], self._index(event)
-        kind = item["type"]
+        kind = item.get("type")
         self._done_items.add(index)
+        self._know(item, index)
         if kind in _CALLS:
             if index not in self._arguments:
                 self._call(index, item, out)
@@ -142,9 +155,12 @@ class ResponsesDecoder(EventDecoder):
     def _end(self, event: Object, out: list[Event]) -> Object:
         response: Object = event["response"]
         self._note(response, out)
-        if not (self._streamed or self._arguments or self._done_items):
-            for index, item in enumerate(response.get("output") or ()):
+        for position, item in enumerate(response.get("output") or ()):
+            index = next((self._items[item[k]] for k in ("id", "call_id") if item.get(k) in self._items), position)
+            if index not in self._done_items:
                 self._item_done({"output_index": index, "item": item}, out)
+        if self._nameless:
+            raise self.malformed("a tool call without a name")
         self.usage(response.get("usage"), out)
         return response
 

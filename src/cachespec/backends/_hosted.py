@@ -17,12 +17,13 @@ from cachespec.backends._decode import EventDecoder
 from cachespec.backends._decode_chat import ChatDecoder
 from cachespec.backends._decode_messages import MessagesDecoder
 from cachespec.backends._decode_responses import ResponsesDecoder
+from cachespec.backends._http import HttpClient
 from cachespec.backends._profile import Api, Profile, cannot
 from cachespec.backends._render import Rendered
 from cachespec.backends._render_chat import render_chat
 from cachespec.backends._render_messages import render_messages
 from cachespec.backends._render_responses import render_responses
-from cachespec.backends._transport import KEEPALIVE_S, HostedAttempt, HttpClient, sdk_error
+from cachespec.backends._transport import HostedAttempt, sdk_error
 from cachespec.backends.base import Capabilities, Estimate, Wire
 from cachespec.decision import Belief, Latency, Plan, Reason, TokenEstimate
 from cachespec.errors import (
@@ -190,9 +191,7 @@ class HostedBackend:
 
     def _connect(self) -> tuple[ModuleType, SDKClient]:
         if self._client is None or self._module is None:
-            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=KEEPALIVE_S)
-            http = HttpClient(limits=limits, follow_redirects=True)
-            self._module, self._client, self._headers = self._build(http)
+            self._module, self._client, self._headers = self._build(HttpClient())
         return self._module, self._client
 
 

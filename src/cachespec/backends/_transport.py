@@ -1,4 +1,4 @@
-"""HTTP for the hosted backends: the client under the SDKs, one answer being read, and errors as ours.
+"""One answer of a hosted backend being read, and errors as ours.
 
 The SDKs' clients supply addresses, authentication, limits and error classes; the answer's bytes are read as they come,
 without the SDKs' chunk objects (contract S6). Works on asyncio and trio.
@@ -7,7 +7,6 @@ without the SDKs' chunk objects (contract S6). Works on asyncio and trio.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +19,7 @@ import anyio
 import httpx2
 
 from cachespec.backends._decode import EventDecoder, error_class
+from cachespec.backends._http import unwind
 from cachespec.errors import (
     BackendError,
     ConnectionFailedError,
@@ -30,43 +30,35 @@ from cachespec.errors import (
 )
 from cachespec.events import Event, Finished
 
-KEEPALIVE_S = 3.5
-"""How long an idle connection is kept. Below 5 s, after which common servers (llama.cpp, uvicorn) close theirs unannounced."""
-STALE_S = 1.0
-"""A reused connection that breaks within this time, with nothing received, was closed by the server before our request."""
-STALE_TRIES = 4
 CLOSE_S = 0.1
 """How long closing, and waiting for the last bytes after the protocol's last word, may take."""
 
 
-class HttpClient(httpx2.AsyncClient):
-    """An HTTP client that sends again, at once, when a pooled connection turns out to have been closed by the server.
+class Patience(float):
+    """A read timeout that no answer outlives: `seconds` for each read, and for none of them beyond the moment `until`.
 
-    Only where the connection was reused, not a byte came back and hardly any time has passed: that is how a server looks
-    which had closed it before the request came. Anything else is the caller's to decide.
+    The event loops make a read's deadline by adding its timeout to their clock (`anyio.fail_after`, `trio.fail_after`); with
+    this one the sum is never past `until` (on that clock). A scope of our own around each read would say the same and cost
+    more than everything else a chunk costs here.
     """
 
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        for left in reversed(range(STALE_TRIES)):
-            reused = True
-            start = time.monotonic()
+    until: float
 
-            async def trace(event: str, _: Any) -> None:
-                nonlocal reused
-                if event.endswith(("connect_tcp.started", "connect_unix_socket.started", "start_tls.started")):
-                    reused = False
+    def __new__(cls, seconds: float, until: float) -> Patience:
+        made = super().__new__(cls, seconds)
+        made.until = until
+        return made
 
-            request.extensions["trace"] = trace
-            try:
-                return await super().send(request, **options)
-            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-                if not (reused and left and time.monotonic() - start < STALE_S):
-                    raise
-        raise AssertionError("unreachable")
+    def __add__(self, now: float) -> float:
+        return min(super().__add__(now), self.until)
+
+    __radd__ = __add__
 
 
 class HostedAttempt:
     """One answer being read: each `read` takes what the network has, decodes it, and returns its events."""
+
+    ends_by_itself = True
 
     def __init__(
         self, response: httpx2.Response, decoder: EventDecoder, *, backend: str, model: str, warnings: tuple[str, ...] = ()
@@ -128,14 +120,7 @@ class HostedAttempt:
         with anyio.move_on_after(CLOSE_S, shield=True):
             await self._response.aclose()
             if not self._reading:
-                await self._unwind()
-
-    async def _unwind(self) -> None:
-        """End the iterators inside httpx2, which closing leaves suspended (trio objects): on a closed connection they give
-        what is buffered, then fail."""
-        with suppress(httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError):
-            async for _ in self._chunks:
-                pass
+                await unwind(self._chunks)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -183,6 +168,8 @@ def status_error(response: httpx2.Response, body: object, *, backend: str, model
         detail = details.get("error_code") if isinstance(details, dict) else None
     elif isinstance(inner, str):
         message = inner
+    if 300 <= status < 400:
+        message = f"answered with a redirect{_origin(response)}, which is not followed; set base_url to where the API is"
     found = error_class(detail, code, kind, status=status)
     word = code if isinstance(code, str) else None
     if found is RequestRejectedError and parameter in _PARAMETERS and word in _PARAMETER_WORDS:
@@ -203,8 +190,20 @@ def status_error(response: httpx2.Response, body: object, *, backend: str, model
     )
 
 
+def _origin(response: httpx2.Response) -> str:
+    """Where a redirect leads, without what may be secret in its path and query."""
+    try:
+        url = response.request.url.join(response.headers["location"])
+    except (KeyError, ValueError, RuntimeError, httpx2.InvalidURL):
+        return ""
+    return f" to {url.scheme}://{url.netloc.decode('ascii', 'replace')}" if url.host else ""
+
+
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds a server asks to wait: ``retry-after-ms``, or ``retry-after`` as seconds or as a date."""
+    """The seconds a server asks to wait: ``retry-after-ms``, or ``retry-after`` as seconds or as a date.
+
+    None where there is no such header, or none that can be read.
+    """
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         text = headers.get(name)
         if text is None:
@@ -212,7 +211,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         with suppress(ValueError):
             seconds = float(text) / scale
             return max(0.0, seconds) if math.isfinite(seconds) else None
-        with suppress(ValueError):
+        with suppress(ValueError, TypeError, LookupError, ArithmeticError):  # what the parser says to text that is no date
             moment = parsedate_to_datetime(text)
-            return max(0.0, (moment.astimezone(UTC) - datetime.now(UTC)).total_seconds())
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            return max(0.0, (moment - datetime.now(UTC)).total_seconds())
     return None

@@ -1,11 +1,13 @@
-"""What the commands share: reading documents, writing documents, and the options they have in common."""
+"""What the commands share: reading and writing documents, the options they have in common, and errors as documents."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -20,20 +22,69 @@ if TYPE_CHECKING:
 
     from cachespec.client import Client
     from cachespec.events import Completion
+    from cachespec.request import Request
+    from cachespec.session import SessionStream
+    from cachespec.stream import ResponseStream
 
 STDIN = "<stdin>"
+AS_JSON = "cachespec.json"
+MILLIONTH = Decimal("0.000001")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def json_option(command: F) -> F:
-    """``--json``: one JSON document on stdout, and nothing else there."""
-    return click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON document.")(command)
+    """``--json``: one JSON document on stdout, of a failure as well, and nothing else there."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+        ctx.meta[AS_JSON] = value
+        return value
+
+    what = "Print exactly one JSON document."
+    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=remember, help=what)(command)
 
 
 def config_option(command: F) -> F:
     """``-c FILE``; ``-`` is stdin."""
     what = "The configuration; without it, whatever keys the environment has and a local model."
-    return click.option("-c", "--config", "config", type=click.Path(allow_dash=True), metavar="FILE", help=what)(command)
+    kind = click.Path(allow_dash=True)
+    return click.option("-c", "--config", "config", type=kind, metavar="FILE", callback=own_plugins, help=what)(command)
+
+
+def own_plugins(ctx: click.Context, _: click.Parameter, config: str | None) -> str | None:
+    """While the command runs, ``use = "module:attribute"`` finds modules beside the configuration, or here without one."""
+    folder = Path() if config in (None, "-") else Path(config or "").parent
+    ctx.with_resource(_importable(str(folder.resolve())))
+    return config
+
+
+@contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def request_options(command: F) -> F:
+    """REQUEST, and what a vendor's body cannot say about it."""
+    for option in (
+        click.option("--tag", "tags", multiple=True, help="A tag of the request; may be repeated."),
+        click.option("--session", "session_id", help="The session that the request belongs to."),
+        click.option("--tenant", help="On whose account."),
+        click.argument("request", type=click.Path(allow_dash=True)),
+    ):
+        command = option(command)
+    return command
+
+
+def read_request(path: str, config: str | None, **said: str | tuple[str, ...] | None) -> Request:
+    """The request in a document; what the options of `request_options` say goes before what it says itself."""
+    from cachespec.bodies import request_from_body
+
+    if path == config == "-":
+        raise click.UsageError("stdin can hold the request or the configuration, not both")
+    return replace(request_from_body(read_object(path)), **{name: value for name, value in said.items() if value})  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -55,6 +106,38 @@ def write_json(value: Any) -> None:
     except UnicodeEncodeError:
         text = json.dumps(value, indent=2, allow_nan=False)
     click.echo(text)
+
+
+def error_dict(error: BaseException) -> dict[str, Any]:
+    """A failure as ``--json`` prints it: its class, its message, its own fields, and what there is of an answer."""
+    fields = {name: _plain(value) for name, value in vars(error).items() if not name.startswith("_")}
+    return {"type": type(error).__name__, **fields, "message": str(error), "partial": fields.get("partial")}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return money_text(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+async def echo_text(stream: ResponseStream | SessionStream) -> None:
+    """Print an answer's text as it comes, and end its line however it ends."""
+    begun = False
+    try:
+        async for text in stream.text_stream:
+            begun = True
+            click.echo(text, nl=False)
+    finally:
+        if begun:
+            click.echo()
 
 
 def read_text(path: str) -> str:
@@ -129,11 +212,12 @@ def tokens_text(usage: Usage | None) -> str:
 
 
 def money(amount: Decimal | None, *, estimated: bool = False) -> str:
-    """USD for a person, rounded to what can be told apart; the exact amount is in the JSON."""
+    """USD for a person, rounded to millionths; the exact amount is in the JSON."""
     if amount is None:
         return "price not known"
-    exact = amount if amount == amount.to_integral() else amount.quantize(Decimal("0.000001"))
-    return f"{'about ' if estimated else ''}${money_text(exact)}"
+    rounded = amount if amount == amount.to_integral() else amount.quantize(MILLIONTH)
+    about = "about " if estimated else ""
+    return f"{about}${money_text(rounded)}" if rounded or not amount else f"{about}less than ${money_text(MILLIONTH)}"
 
 
 def _count(value: int | None) -> str:

@@ -6,12 +6,12 @@ import signal
 import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cachespec.cli._io import config_option, connection, json_option, usage_line, write_json
-from cachespec.errors import BackendError, CachespecError, InputError
+from cachespec.cli._io import config_option, connection, echo_text, error_dict, json_option, usage_line, write_json
+from cachespec.errors import CachespecError, InputError
 
 if TYPE_CHECKING:
     from cachespec.events import Completion
@@ -38,7 +38,8 @@ def command(
     """Talk to the configured client, line by line.
 
     Reads one message a line from stdin, which may be a pipe, and streams the answers to stdout; what each one took is told
-    on stderr. With --json the answers come as one document, when the input has ended.
+    on stderr. With --json the answers come as one document, when the input has ended; a turn that failed has its error in it,
+    and what had arrived of its answer.
     """
     import anyio
 
@@ -46,7 +47,7 @@ def command(
         raise click.UsageError("stdin holds the conversation: the configuration must be a file")
 
     async def run() -> bool:
-        turns: list[Completion] = []
+        turns: list[dict[str, Any]] = []
         failed = False
         async with connection(config) as client:
 
@@ -68,16 +69,16 @@ def command(
                     click.echo(f"no such command: {line}; {HELP}", err=True)
                     continue
                 try:
-                    turns.append(await _turn(session, line, max_output_tokens, quiet=as_json))
+                    turns.append((await _turn(session, line, max_output_tokens, quiet=as_json)).to_dict())
                 except InputError:
                     raise  # the options of this command are wrong, and would be so on every line
                 except CachespecError as error:
                     # The history is as it was; the next line may fare better.
-                    partial = isinstance(error, BackendError) and not as_json
-                    click.echo(("\n" if partial else "") + f"error: {error}", err=True)
+                    click.echo(f"error: {error}", err=True)
+                    turns.append({"error": error_dict(error)})
                     failed = True
         if as_json:
-            write_json({"turns": [turn.to_dict() for turn in turns]})
+            write_json({"turns": turns})
         return failed
 
     if anyio.run(run):
@@ -87,11 +88,9 @@ def command(
 async def _turn(session: Session, line: str, max_output_tokens: int | None, *, quiet: bool) -> Completion:
     async with session.stream(line, max_output_tokens=max_output_tokens) as stream:
         if not quiet:
-            async for text in stream.text_stream:
-                click.echo(text, nl=False)
+            await echo_text(stream)
         done = await stream.get_final_completion()
     if not quiet:
-        click.echo()
         click.echo(click.style(usage_line(done), dim=True), err=True)
         for warning in done.warnings:
             click.echo(f"warning: {warning}", err=True)

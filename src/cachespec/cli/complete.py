@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import click
 
-from cachespec.cli._io import config_option, connection, json_option, read_object, usage_line, write_json
+from cachespec.cli._io import (
+    config_option,
+    connection,
+    echo_text,
+    json_option,
+    read_request,
+    request_options,
+    usage_line,
+    write_json,
+)
 
 
 @click.command()
-@click.argument("request", type=click.Path(allow_dash=True))
+@request_options
 @config_option
 @json_option
-def command(request: str, config: str | None, as_json: bool) -> None:
+def command(
+    request: str, config: str | None, tenant: str | None, session_id: str | None, tags: tuple[str, ...], as_json: bool
+) -> None:
     """Answer one request.
 
     REQUEST is a JSON file (or - for stdin) with the keyword arguments of client.stream, or a Chat Completions, Responses
@@ -19,22 +30,16 @@ def command(request: str, config: str | None, as_json: bool) -> None:
     """
     import anyio
 
-    from cachespec.bodies import request_from_body
-
-    if request == config == "-":
-        raise click.UsageError("stdin can hold the request or the configuration, not both")
-    parsed = request_from_body(read_object(request))
+    parsed = read_request(request, config, tenant=tenant, session_id=session_id, tags=tags)
 
     async def run() -> None:
         async with connection(config) as client, client.stream_request(parsed) as stream:
             if not as_json:
-                async for text in stream.text_stream:
-                    click.echo(text, nl=False)
+                await echo_text(stream)
             done = await stream.get_final_completion()
         if as_json:
             write_json(done.to_dict())
             return
-        click.echo()
         for call in done.tool_calls:
             click.echo(f"{call.name}({call.arguments})")
         click.echo(usage_line(done), err=True)

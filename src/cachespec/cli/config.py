@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cachespec.cli._io import STDIN, console, json_option, read_text, write_json
+from cachespec.cli._io import STDIN, console, json_option, own_plugins, read_text, write_json
 
 
 @click.group(name="config")
@@ -13,15 +13,15 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("file", type=click.Path(allow_dash=True))
+@click.argument("file", type=click.Path(allow_dash=True), callback=own_plugins)
 @json_option
 def check(file: str, as_json: bool) -> None:
-    """Everything that is wrong with FILE, with file, line and key; then what this environment lacks for it.
+    """Everything that is wrong with FILE, with file, line and key; then what this machine lacks for it.
 
-    Exits with 2 when `connect` would refuse the file. Warnings alone (an environment variable that is not set) are no
-    fault of the file.
+    Exits with 2 when `connect` would refuse the file. Warnings alone (an environment variable that is not set, a model that
+    is not here) are no fault of the file.
     """
-    from cachespec.config import check_config, check_text
+    from cachespec.config_check import check_config, check_text
 
     findings = check_text(read_text("-"), STDIN) if file == "-" else check_config(file)
     wrong = any(finding.level == "error" for finding in findings)

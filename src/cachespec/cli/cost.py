@@ -11,11 +11,13 @@ from typing import Any
 import click
 
 from cachespec.cli._io import console, json_option, read_object, write_json
-from cachespec.errors import InputError
+from cachespec.errors import ConfigError, InputError
 from cachespec.pricing import hosted_rates
+from cachespec.shown import shown
 from cachespec.usage import Cost, Usage, money_text
 from cachespec.usage_shapes import billing_from, usage_from
 
+WRITTEN = {"unspecified": "written, for how long is not told", "kv": "newly kept by the local engine"}
 FIELDS = ("provider", "model", "api", "usage", "at", "prices")
 
 
@@ -38,7 +40,7 @@ class Priced:
 
 
 def price(document: Mapping[str, Any]) -> Priced:
-    """Convert and price ``{provider, model, api, usage, at?, prices?}``. Raises InputError or ConfigError (prices)."""
+    """Convert and price ``{provider, model, api, usage, at?, prices?}``. Raises InputError naming the field."""
     for name in document:
         if name not in FIELDS:
             close = get_close_matches(str(name), FIELDS, 1)
@@ -48,14 +50,17 @@ def price(document: Mapping[str, Any]) -> Priced:
     provider, model = (_text(document, name, required=prices is None) for name in ("provider", "model"))
     api, payload = _text(document, "api", required=True), document.get("usage")
     if not isinstance(payload, Mapping):
-        raise InputError("missing" if payload is None else f"must be an object, not {payload!r}", field="usage")
+        raise InputError("missing" if payload is None else f"must be an object, not {shown(payload)}", field="usage")
     at = _moment(document.get("at"))
     try:
         usage, billing = usage_from(api, payload), billing_from(api, payload)
     except InputError as error:
         inside = error.field is not None and error.field not in ("api", "usage")
         raise InputError(_reason(error), field=f"usage.{error.field}" if inside else error.field) from error
-    rates = hosted_rates(provider, model, prices=prices)
+    try:
+        rates = hosted_rates(provider, model, prices=prices)
+    except ConfigError as error:
+        raise InputError(error.message, field=error.key) from error
     if rates is None:
         unknown = Cost(amount=None, estimated=False, source=None, price_date=None)
         return Priced(usage=usage, cost=unknown, warning=f"no price is known for {provider}:{model}")
@@ -76,7 +81,7 @@ def _text(document: Mapping[str, Any], name: str, *, required: bool) -> str:
     if value is None and not required:
         return ""
     if not isinstance(value, str) or not value:
-        raise InputError("missing" if value is None else f"must be a string, not {value!r}", field=name)
+        raise InputError("missing" if value is None else f"must be a string, not {shown(value)}", field=name)
     return value
 
 
@@ -85,9 +90,9 @@ def _moment(value: object) -> datetime:
         return datetime.now(UTC)
     try:
         moment = datetime.fromisoformat(value if isinstance(value, str) else "")
-    except ValueError:
-        raise InputError(f"must be an ISO date or time, not {value!r}", field="at") from None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise InputError(f"must be an ISO date or time, not {shown(value)}", field="at") from None
 
 
 @click.command()
@@ -122,7 +127,7 @@ def _print(priced: Priced) -> None:
     rows.append(("  read from cache", usage.cache_read))
     if not usage.cache_write:
         rows.append(("  written to cache", usage.written))
-    rows += [(f"  written for {ttl}", count) for ttl, count in (usage.cache_write or {}).items()]
+    rows += [(f"  {WRITTEN.get(ttl, f'written for {ttl}')}", count) for ttl, count in (usage.cache_write or {}).items()]
     rows += [("output", usage.output), ("  reasoning", usage.reasoning)]
     for name, count in rows:
         table.add_row(name, "not reported" if count is None else f"{count:,}")

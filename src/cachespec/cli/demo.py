@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cachespec.cli._io import console, json_option, money, usage_line, write_json
+from cachespec.cli._io import console, echo_text, json_option, money, usage_line, write_json
 from cachespec.errors import ConfigError, MissingDependencyError
 from cachespec.usage import Usage, money_text
 
@@ -97,11 +97,10 @@ async def answer(client: Client, question: str, manual: str, limit: int, *, quie
         if not quiet:
             click.echo(click.style(f"? {question}", bold=True))
             click.echo(click.style(stream.decision.explain(), dim=True))
-            async for text in stream.text_stream:
-                click.echo(text, nl=False)
+            await echo_text(stream)
         done = await stream.get_final_completion()
     if not quiet:
-        click.echo(f"\n{click.style(usage_line(done), dim=True)}\n")
+        click.echo(f"{click.style(usage_line(done), dim=True)}\n")
     return done
 
 

@@ -16,7 +16,8 @@ import click
 
 from cachespec.backends.base import BackendInfo
 from cachespec.cli._io import STDIN, config_option, console, json_option, read_text, write_json
-from cachespec.config import HOSTED, LOCAL, Config, auto_config, installed, load_config, locate, parse_config, references
+from cachespec.config import HOSTED, LOCAL, Config, auto_config, installed, load_config, parse_config, references
+from cachespec.config_check import locate
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ KEYS = (*(name for _, _, key, base_url, _ in HOSTED for name in (key, base_url))
 def command(config: str | None, as_json: bool) -> None:
     """What is installed, what hardware is seen, which backends can start.
 
-    Keys are named, never shown. Nothing is sent; local models are looked for and not loaded.
+    Keys are named, never shown. Nothing is sent; local models are looked for and not loaded. Exits with 1 when no backend
+    can start.
     """
     import anyio
 
-    report = {
+    report: dict[str, Any] = {
         "cachespec": version("cachespec"),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -74,6 +76,8 @@ def command(config: str | None, as_json: bool) -> None:
         write_json(report)
     else:
         tell(report, console())
+    if not any(backend["ok"] for backend in report["backends"]):
+        raise SystemExit(1)
 
 
 def _load(config: str | None) -> Config:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import click
@@ -11,6 +12,9 @@ from cachespec.cli._io import config_option, console, json_option, write_json
 from cachespec.errors import InputError
 from cachespec.ledger.base import Entry, Totals
 from cachespec.usage import money_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @click.command()
@@ -66,6 +70,7 @@ def totals_dict(totals: Totals) -> dict[str, Any]:
         "amount": money_text(totals.amount),
         "estimated": totals.estimated,
         "unpriced": totals.unpriced,
+        "uncounted": totals.uncounted,
         "uncached": totals.uncached,
         "cache_read": totals.cache_read,
         "cache_write": totals.cache_write,
@@ -91,29 +96,56 @@ def entry_dict(entry: Entry) -> dict[str, Any]:
     }
 
 
+COLUMNS = ("at (UTC)", "backend", "tenant", "in", "read", "written", "out", "USD", "outcome")
+SPARED = ("written", "read", "tenant", "in")
+"""What is left out, in this order, where the window is too narrow for all columns."""
+
+
 def _print(totals: Totals, entries: tuple[Entry, ...]) -> None:
-    from rich.box import SIMPLE
+    from rich.measure import Measurement
+
+    out = console()
+    if entries:
+        unbounded = out.options.update(width=10_000)
+        rows = [_row(entry) for entry in entries]
+        # Nobody needs a column that is empty.
+        names = [name for i, name in enumerate(COLUMNS) if name != "tenant" or any(row[i] for row in rows)]
+        table = _table(names, rows)
+        for spared in SPARED:
+            if Measurement.get(out, unbounded, table).maximum <= out.width:
+                break
+            names = [name for name in names if name != spared]
+            table = _table(names, rows)
+        out.print(table)
+        left_out = [name for name in SPARED if name not in names and name != "tenant"]
+        if left_out:
+            out.print(f"left out for want of room: {', '.join(left_out)} (--json has all)", markup=False)
+    partly = f" (without {totals.uncounted} whose tokens were not reported in full)" if totals.uncounted else ""
+    out.print(
+        f"{totals.requests} requests, ${money_text(totals.amount)} ({totals.estimated} estimated, {totals.unpriced} without a "
+        f"known price); tokens{partly}: {totals.uncached:,} uncached, {totals.cache_read:,} read, "
+        f"{totals.cache_write:,} written, {totals.output:,} output",
+        markup=False,
+    )
+
+
+def _row(entry: Entry) -> list[str]:
+    usage = entry.usage
+    counts = (None,) * 4 if usage is None else (usage.input_tokens, usage.cache_read, usage.written, usage.output)
+    amount = "unknown" if entry.amount is None else f"{'~' if entry.estimated else ''}{money_text(entry.amount)}"
+    shown = ["?" if n is None else str(n) for n in counts]
+    return [f"{entry.at:%y-%m-%d %H:%M}", entry.backend, entry.tenant or "", *shown, amount, entry.outcome]
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        "at (UTC)", "backend", "tenant", "in", "read", "written", "out", "USD", "outcome", box=SIMPLE, padding=(0, 1, 0, 0)
-    )
-    for column in table.columns[3:8]:
-        column.justify, column.no_wrap = "right", True
-    for e in entries:
-        usage = e.usage
-        counts = (None,) * 4 if usage is None else (usage.input_tokens, usage.cache_read, usage.written, usage.output)
-        amount = "unknown" if e.amount is None else f"{'~' if e.estimated else ''}{money_text(e.amount)}"
-        shown = ["?" if n is None else str(n) for n in counts]
-        row = [f"{e.at:%y-%m-%d %H:%M}", e.backend, e.tenant or "", *shown, amount, e.outcome]
-        table.add_row(*map(Text, row))  # names are data, not markup
-    out = console()
-    if entries:
-        out.print(table)
-    out.print(
-        f"{totals.requests} requests, ${money_text(totals.amount)} ({totals.estimated} estimated, {totals.unpriced} without a "
-        f"known price); tokens: {totals.uncached:,} uncached, {totals.cache_read:,} read, {totals.cache_write:,} written, "
-        f"{totals.output:,} output",
-        markup=False,
-    )
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        text = name in ("backend", "tenant", "outcome")  # may be cut; a date or a number says nothing then
+        width = 4 if text else max(len(name), *(len(row[COLUMNS.index(name)]) for row in rows))
+        table.add_column(name, no_wrap=True, min_width=width, justify="left" if text or name == COLUMNS[0] else "right")
+    for row in rows:
+        table.add_row(*(Text(row[COLUMNS.index(name)]) for name in names))  # names are data, not markup
+    return table

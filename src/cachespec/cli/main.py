@@ -1,6 +1,7 @@
 """The ``cachespec`` command: a group that imports a command only when it runs, and turns our errors into one clear line.
 
-Exit codes: 0 done, 2 bad input (arguments, files, configuration), 1 anything else that failed, 130 interrupted.
+Exit codes: 0 done, 2 bad input (arguments, files, configuration), 1 anything else that failed, 130 interrupted. With
+``--json`` a failure is the one document on stdout, beside the line on stderr.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
+from cachespec.cli._io import AS_JSON, error_dict, write_json
 from cachespec.errors import CachespecError, ConfigError, InputError, UnknownPluginError
 
 BAD_INPUT = (InputError, ConfigError, UnknownPluginError)
@@ -53,6 +55,15 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (CachespecError, click.ClickException, BaseExceptionGroup) as raised:
+            error = _single(raised)
+            if ctx.meta.get(AS_JSON) and isinstance(error, CachespecError | click.ClickException):
+                write_json({"error": error_dict(error)})
+            raise
+
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, standalone_mode: bool = True, **extra: Any
     ) -> Any:
@@ -76,24 +87,29 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             _end(130, "interrupted")
         except CachespecError as error:
-            _end(2 if isinstance(error, BAD_INPUT) else 1, f"error: {error}")
+            _end(*_verdict(error))
         except OSError as error:
             _end(1, f"error: {error}")  # stdout on a full disk, for one
         except BaseExceptionGroup as group:
-            _end(*_verdict(group))
+            inner = _single(group)
+            if not isinstance(inner, KeyboardInterrupt | CachespecError):
+                raise  # a fault of ours
+            _end(*_verdict(inner))
         _end(code if isinstance(code, int) else 0)
 
 
-def _verdict(group: BaseExceptionGroup[BaseException]) -> tuple[int, str]:
-    """One error out of several: ours, when it is alone in there; else the group is a fault and is raised again."""
-    inner: BaseException = group
-    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
-        inner = inner.exceptions[0]
-    if isinstance(inner, KeyboardInterrupt):
+def _single(error: BaseException) -> BaseException:
+    """One error out of a group, when it is alone in there."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _verdict(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
-    if isinstance(inner, CachespecError):
-        return (2 if isinstance(inner, BAD_INPUT) else 1), f"error: {inner}"
-    raise group
+    told = "\n".join([f"error: {error}", *getattr(error, "__notes__", ())])
+    return (2 if isinstance(error, BAD_INPUT) else 1), told
 
 
 def _end(code: int, message: str | None = None) -> NoReturn:

@@ -1,14 +1,15 @@
 """From messages to a prompt: the model's own chat template, rendered in a sandbox, and turned into tokens.
 
 The template comes with the model, so it is run with no way out (Jinja's immutable sandbox). What users write never
-becomes a control token: where their text spells one out, that text is tokenised as the plain characters it is.
+becomes a control token: where their text spells one out, alone or together with what stands beside it, that text is
+tokenised as the plain characters it is.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -59,9 +60,7 @@ class ChatTemplate:
     def __init__(self, info: ModelInfo) -> None:
         self._info = info
         self._template = None if info.chat_template is None else _compile(info.chat_template)
-        # The placeholder itself is guarded too: nobody may write one.
-        texts = sorted((_OPEN, *(text for text in info.controls if text)), key=len, reverse=True)
-        self._controls = re.compile("|".join(map(re.escape, texts)))
+        self._controls = _Controls(info.controls)
         self.tools: ToolFormat | None = None
         if info.chat_template is not None and self._shows_tools():
             self.tools = tool_format(info.chat_template)
@@ -70,17 +69,24 @@ class ChatTemplate:
         self, runtime: Runtime, system: Sequence[TextPart], messages: Sequence[Message], tools: Sequence[Tool]
     ) -> Prompt:
         """Render and tokenise. Raises InputError for what the template refuses or a text model cannot take."""
-        warnings: list[str] = []
-        spelled: list[str] = []
-        turns = self._turns(system, messages, warnings, spelled)
-        if self._template is None:
-            if tools or len(turns) != 1 or turns[0]["role"] != "user":
-                raise InputError("without a chat template this model takes one user message and no tools", field="messages")
-            text = turns[0]["content"]
-        else:
-            text = self._render(turns, [self._guard_all(_tool_json(tool), spelled) for tool in tools] or None)
-        tokens = self._tokens(runtime, text, spelled)
-        return Prompt(tuple(tokens), tuple(warnings))
+        text, guard, warnings = self._text(system, messages, tools, edges=False)
+        if guard.met_edge:
+            # Pieces of text might make a control token with their neighbours. Where they do, they are kept apart.
+            apart = self._text(system, messages, tools, edges=True)
+            if self._controls.found(apart[0]) != self._controls.found(text):
+                text, guard, warnings = apart
+        return Prompt(tuple(self._tokens(runtime, text, guard.spelled)), tuple(warnings))
+
+    def _text(
+        self, system: Sequence[TextPart], messages: Sequence[Message], tools: Sequence[Tool], *, edges: bool
+    ) -> tuple[str, _Guard, list[str]]:
+        guard, warnings = _Guard(self._controls, edges=edges), list[str]()
+        turns = _turns(system, messages, warnings, guard)
+        if self._template is not None:
+            return self._render(turns, [guard.all(_tool_json(tool)) for tool in tools] or None), guard, warnings
+        if tools or len(turns) != 1 or turns[0]["role"] != "user":
+            raise InputError("without a chat template this model takes one user message and no tools", field="messages")
+        return turns[0]["content"], guard, warnings
 
     def _render(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         from jinja2 import TemplateError
@@ -125,70 +131,112 @@ class ChatTemplate:
                 tokens += runtime.tokenize(f"{_OPEN}{piece}{_CLOSE}", special=True)
         return tokens
 
-    def _guard(self, text: str, spelled: list[str]) -> str:
-        """Put a placeholder for each control token that a text spells out."""
 
-        def replace(match: re.Match[str]) -> str:
-            spelled.append(match[0])
-            return f"{_OPEN}{len(spelled) - 1}{_CLOSE}"
+class _Controls:
+    """The control tokens of a model, as texts."""
 
-        return self._controls.sub(replace, text)
+    def __init__(self, controls: Iterable[str]) -> None:
+        self._texts = sorted(filter(None, controls), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
+        # The placeholder itself is guarded too: nobody may write one.
+        self.spelled = re.compile("|".join(map(re.escape, (_OPEN, *self._texts))))
+        self._heads = {text[:i] for text in self._texts for i in range(1, len(text))}
+        self._tails = {text[i:] for text in self._texts for i in range(1, len(text))}
+        self._longest = max(map(len, self._texts), default=0)
 
-    def _guard_all(self, value: Any, spelled: list[str]) -> Any:
+    def found(self, text: str) -> list[str]:
+        """Every control token that a rendered text has, in order."""
+        return self._pattern.findall(text)
+
+    def edges(self, text: str) -> tuple[int, int]:
+        """How long a start and how long an end of `text` may be a piece of a control token together with its neighbours."""
+        if len(text) < self._longest and any(text in control for control in self._texts):
+            return len(text), 0
+        sizes = range(min(len(text), self._longest - 1), 0, -1)
+        start = next((n for n in sizes if text[:n] in self._tails), 0)
+        return start, next((n for n in sizes if n <= len(text) - start and text[-n:] in self._heads), 0)
+
+
+class _Guard:
+    """Puts placeholders where what users or tools wrote spells out a control token; `spelled` is what they stand for.
+
+    With `edges` also where it may be a piece of one; `met_edge` says whether there was such a piece.
+    """
+
+    def __init__(self, controls: _Controls, *, edges: bool) -> None:
+        self._controls, self._edges = controls, edges
+        self.spelled: list[str] = []
+        self.met_edge = False
+
+    def text(self, text: str) -> str:
+        start, end = self._controls.edges(text)
+        self.met_edge |= bool(start or end)
+        if not self._edges:
+            start = end = 0
+        middle = self._controls.spelled.sub(lambda match: self._place(match[0]), text[start : len(text) - end])
+        return self._place(text[:start]) + middle + self._place(text[len(text) - end :])
+
+    def all(self, value: Any) -> Any:
         """The same for every text in a JSON value."""
         if isinstance(value, str):
-            return self._guard(value, spelled)
+            return self.text(value)
         if isinstance(value, Mapping):
-            return {self._guard(str(name), spelled): self._guard_all(item, spelled) for name, item in value.items()}
+            return {self.text(str(name)): self.all(item) for name, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._guard_all(item, spelled) for item in value]
+            return [self.all(item) for item in value]
         return value
 
-    def _turns(
-        self, system: Sequence[TextPart], messages: Sequence[Message], warnings: list[str], spelled: list[str]
-    ) -> list[dict[str, Any]]:
-        """Messages as chat templates expect them. Tool results become messages of their own, in place."""
-        names: dict[str, str] = {}
-        turns: list[dict[str, Any]] = []
-        if system:
-            turns.append({"role": "system", "content": self._guard("\n".join(p.text for p in system), spelled)})
-        for message in messages:
-            role = "system" if message.role == "developer" else message.role
-            texts: list[str] = []
-            calls: list[dict[str, Any]] = []
-            for part in message.parts:
-                match part:
-                    case TextPart():
-                        texts.append(self._guard(part.text, spelled))
-                    case ToolCallPart():
-                        names[part.id] = part.name
-                        calls.append({"id": part.id, "type": "function", "function": self._call(part, spelled)})
-                    case ToolResultPart():
-                        content = self._guard("\n".join(_text(p) for p in part.content), spelled)
-                        name = names.get(part.id, message.name or "")
-                        turns.append({"role": "tool", "tool_call_id": part.id, "name": name, "content": content})
-                    case ReasoningPart():
-                        warnings.append(f"reasoning of {part.provider or 'another model'} was left out of a prompt")
-                    case _:
-                        _text(part)
-            if texts or calls or all(isinstance(p, ReasoningPart) for p in message.parts):
-                joint = "" if role == "assistant" else "\n"
-                turn: dict[str, Any] = {"role": role, "content": joint.join(texts)}
-                if calls:
-                    turn["tool_calls"] = calls
-                if message.name is not None:
-                    turn["name"] = message.name
-                turns.append(turn)
-        return turns
+    def _place(self, text: str) -> str:
+        if not text:
+            return ""
+        self.spelled.append(text)
+        return f"{_OPEN}{len(self.spelled) - 1}{_CLOSE}"
 
-    def _call(self, part: ToolCallPart, spelled: list[str]) -> dict[str, Any]:
-        try:
-            value = json.loads(part.arguments)
-        except ValueError:
-            value = None
-        text = self._guard(part.arguments, spelled)
-        arguments = RawObject(self._guard_all(value, spelled), text) if isinstance(value, dict) else text
-        return {"name": self._guard(part.name, spelled), "arguments": arguments}
+
+def _turns(system: Sequence[TextPart], messages: Sequence[Message], warnings: list[str], guard: _Guard) -> list[dict[str, Any]]:
+    """Messages as chat templates expect them. Tool results become messages of their own, in place."""
+    names: dict[str, str] = {}
+    turns: list[dict[str, Any]] = []
+    if system:
+        turns.append({"role": "system", "content": guard.text("\n".join(p.text for p in system))})
+    for message in messages:
+        role = "system" if message.role == "developer" else message.role
+        texts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for part in message.parts:
+            match part:
+                case TextPart():
+                    texts.append(part.text)
+                case ToolCallPart():
+                    names[part.id] = part.name
+                    calls.append({"id": guard.text(part.id), "type": "function", "function": _call(part, guard)})
+                case ToolResultPart():
+                    content = "\n".join(_text(p) for p in part.content)
+                    about = {"tool_call_id": part.id, "name": names.get(part.id, message.name or ""), "content": content}
+                    turns.append({"role": "tool", **{key: guard.text(value) for key, value in about.items()}})
+                case ReasoningPart():
+                    warnings.append(f"reasoning of {part.provider or 'another model'} was left out of a prompt")
+                case _:
+                    _text(part)
+        if texts or calls or all(isinstance(p, ReasoningPart) for p in message.parts):
+            joint = "" if role == "assistant" else "\n"
+            turn: dict[str, Any] = {"role": role, "content": guard.text(joint.join(texts))}
+            if calls:
+                turn["tool_calls"] = calls
+            if message.name is not None:
+                turn["name"] = guard.text(message.name)
+            turns.append(turn)
+    return turns
+
+
+def _call(part: ToolCallPart, guard: _Guard) -> dict[str, Any]:
+    try:
+        value = json.loads(part.arguments)
+    except (ValueError, RecursionError):
+        value = None
+    text = guard.text(part.arguments)
+    arguments = RawObject(guard.all(value), text) if isinstance(value, dict) else text
+    return {"name": guard.text(part.name), "arguments": arguments}
 
 
 def _text(part: Part) -> str:

@@ -17,7 +17,16 @@ from dataclasses import dataclass, field
 
 from cachespec.decision import BudgetState
 from cachespec.errors import BudgetExceededError, LedgerError
-from cachespec.ledger._amounts import accounts_of, from_micros, from_units, limit_units, to_micros, to_units
+from cachespec.ledger._amounts import (
+    accounts_of,
+    from_micros,
+    from_units,
+    lease_micros,
+    limit_units,
+    reserved_units,
+    spent_units,
+    to_micros,
+)
 from cachespec.ledger.base import Entry, Hold, Limit, Settlement, Totals
 
 _REMEMBERED = 4096  # settled ids kept, so that settling twice is told from settling what never was
@@ -95,7 +104,8 @@ class MemoryLedger:
 
     async def reserve(self, hold: Hold) -> str:
         """See `Ledger.reserve`."""
-        units = to_units(hold.amount, field="amount", up=True)
+        units = reserved_units(hold.amount)
+        lease = lease_micros(hold.lease_s)
         limits = [(limit, limit_units(limit.limit)) for limit in hold.limits]
         with self._lock:
             self._check_open()
@@ -111,14 +121,14 @@ class MemoryLedger:
                         resets_at=limit.resets_at,
                     )
             reservation = secrets.token_hex(16)
-            self._open[reservation] = (hold, units, self._now() + round(hold.lease_s * 1_000_000))
+            self._open[reservation] = (hold, units, self._now() + lease)
             for account in accounts_of(hold):
                 self._account(account).held.add(reservation)
             return reservation
 
     async def settle(self, reservation: str, settlement: Settlement) -> None:
         """See `Ledger.settle`. A lease that ran out does not matter: the spend is recorded."""
-        units = None if settlement.amount is None else to_units(settlement.amount, field="amount")
+        units = spent_units(settlement.amount)
         with self._lock:
             self._check_open()
             if reservation in self._settled:

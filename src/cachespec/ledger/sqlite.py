@@ -2,8 +2,10 @@
 
 - **One atomic step.** A reservation is one ``BEGIN IMMEDIATE`` transaction: SQLite lets one writer in at a time, whatever
   process it is in, so nothing comes between the check of the limits and the reservation.
-- **One connection** per ledger, used by one worker thread at a time: a second one could not write in parallel anyway, and
-  readers of the same ledger then see their own writes. The event loop never waits for the disk.
+- **One connection** per ledger, used by one thread of its own, in the order of the calls: a second one could not write in
+  parallel anyway, and readers of the same ledger then see their own writes. The event loop never waits for the disk.
+- **Cancellation.** A call is queued before it waits, so it is done even if the task that made it is cancelled, in whatever
+  way and however often; a reservation whose caller went away is released again.
 - **Exact.** Amounts are whole numbers of 1e-12 USD. What an account spent since a window began is kept in a counter that
   every settlement adds to, so a reservation costs the same after a million requests.
 - **Crashes.** A process that dies loses nothing that was settled; its reservations free their room when the lease ends,
@@ -17,21 +19,30 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 
 from cachespec.decision import BudgetState
-from cachespec.errors import BudgetExceededError, LedgerError
-from cachespec.ledger._amounts import accounts_of, from_micros, from_units, limit_units, to_micros, to_units
+from cachespec.errors import BudgetExceededError, CachespecError, LedgerError
+from cachespec.ledger._amounts import (
+    MOST,
+    accounts_of,
+    from_micros,
+    from_units,
+    lease_micros,
+    limit_units,
+    reserved_units,
+    spent_units,
+    to_micros,
+)
 from cachespec.ledger._sqlite_file import connect, transaction
+from cachespec.ledger._writer import Writer, complain, result_of
 from cachespec.ledger.base import Entry, Hold, Limit, Settlement, Totals
 from cachespec.usage import Usage
 
@@ -40,15 +51,20 @@ _CHECKPOINT = 64  # settlements between two syncs of the log, which cost millise
 _WINDOWS = 16  # windows of one account whose last known state is kept
 _KEEP_UNSETTLED = 30 * _DAY  # a reservation whose process died may be settled this long after its lease
 
-# Sums in two halves: SQLite's own sum fails beyond 63 bits.
-_SUM = "COALESCE(SUM(units >> 32), 0), COALESCE(SUM(units & 4294967295), 0)"
-
 T = TypeVar("T")
 
 
-def _whole(halves: tuple[int, int]) -> int:
-    high, low = halves
+def _halves(column: str) -> str:
+    """A sum in two halves, for `_whole`: SQLite's own fails beyond 63 bits."""
+    return f"COALESCE(SUM({column} >> 32), 0), COALESCE(SUM({column} & 4294967295), 0)"
+
+
+def _whole(high: int, low: int) -> int:
     return (high << 32) + low
+
+
+_SUM = _halves("units")
+_COUNTS = ("uncached", "cache_read", "cache_write", "output")
 
 
 class SqliteLedger:
@@ -66,10 +82,9 @@ class SqliteLedger:
     ) -> None:
         self.path = Path(path).expanduser()
         self._durable, self._busy_s, self._clock = durable, busy_s, clock
-        self._lock = threading.Lock()
+        self._writer = Writer()
         self._connection: sqlite3.Connection | None = None
         self._closed = False
-        self._limiter: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("ledger")
         self._known: dict[str, dict[int, tuple[int, int]]] = {}  # account, since: spent and reserved, last seen
         self._writes = self._settled = 0
 
@@ -77,35 +92,30 @@ class SqliteLedger:
 
     async def reserve(self, hold: Hold) -> str:
         """See `Ledger.reserve`. A cancelled caller leaves no reservation behind."""
-        units = to_units(hold.amount, field="amount", up=True)
+        units = reserved_units(hold.amount)
+        lease = lease_micros(hold.lease_s)
         limits = [(limit, limit_units(limit.limit)) for limit in hold.limits]
         reservation = secrets.token_hex(16)
-        given_up = threading.Event()
-
-        def work(db: sqlite3.Connection) -> None:
-            if not given_up.is_set():
-                self._reserve(db, reservation, hold, units, limits)
-
-        await anyio.lowlevel.checkpoint_if_cancelled()
+        job = self._queue(lambda db: self._reserve(db, reservation, hold, units, lease, limits))
         try:
-            await self._run(work)
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        except anyio.get_cancelled_exc_class():
-            # The worker may be in the middle of it, or not begun: it takes the lock before the release, or never.
-            given_up.set()
-            with suppress(LedgerError):  # then the lease frees it
-                await self.release(reservation)
+            await result_of(job)
+        except CachespecError:
+            raise
+        except BaseException:  # the caller went away, cancelled or thrown away
+            if not job.cancel():  # begun, or done already: what comes after it in the queue undoes it
+                with suppress(LedgerError):  # closing: then the lease frees it
+                    self._queue(lambda db: self._release(db, reservation))
             raise
         return reservation
 
     async def settle(self, reservation: str, settlement: Settlement) -> None:
         """See `Ledger.settle`. When it cannot be written the reservation stays, and settling may be tried again."""
-        units = None if settlement.amount is None else to_units(settlement.amount, field="amount")
-        await self._run(lambda db: self._settle(db, reservation, settlement, units))
+        units = spent_units(settlement.amount)
+        await self._shielded(lambda db: self._settle(db, reservation, settlement, units))
 
     async def release(self, reservation: str) -> None:
         """See `Ledger.release`."""
-        await self._run(lambda db: self._release(db, reservation))
+        await self._shielded(lambda db: self._release(db, reservation))
 
     def snapshot(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
         """See `Ledger.snapshot`: as of this process's last reserve, settle, release or `refresh` of these accounts.
@@ -130,28 +140,26 @@ class SqliteLedger:
         where, values = ("", ()) if tenant is None else ("WHERE tenant = ? ", (tenant,))
         names = "id, at, backend, model, tenant, session_id, tags, units, estimated, usage, outcome, request_id"
         query = f"SELECT {names} FROM entries {where}ORDER BY id DESC LIMIT ?"  # noqa: S608
-        most = -1 if limit is None else max(limit, 0)
+        most = -1 if limit is None else min(max(limit, 0), MOST)
         rows = await self._run(lambda db: db.execute(query, (*values, most)).fetchall())
         return tuple(_entry(row) for row in rows)
 
     async def totals(self, *, tenant: str | None = None) -> Totals:
         """See `Ledger.totals`."""
         where, values = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
-        sums = ", ".join(f"COALESCE(SUM({c}), 0)" for c in ("estimated", "uncached", "cache_read", "cache_write", "output"))
         partly = "COUNT(*) - COUNT(json_extract(usage, '$.output'))"
-        query = f"SELECT COUNT(*), COUNT(*) - COUNT(units), {partly}, {_SUM}, {sums} FROM entries {where}"  # noqa: S608
+        sums = ", ".join(map(_halves, ("units", *_COUNTS)))
+        query = f"SELECT COUNT(*), COUNT(*) - COUNT(units), {partly}, SUM(estimated), {sums} FROM entries {where}"  # noqa: S608
         row = await self._run(lambda db: db.execute(query, values).fetchone())
-        requests, unpriced, uncounted, high, low, estimated, uncached, cache_read, cache_write, output = row
+        requests, unpriced, uncounted, estimated, *halves = row
+        units, *counts = map(_whole, halves[::2], halves[1::2])
         return Totals(
             requests=requests,
-            amount=from_units(_whole((high, low))),
-            estimated=estimated,
+            amount=from_units(units),
+            estimated=estimated or 0,
             unpriced=unpriced,
             uncounted=uncounted,
-            uncached=uncached,
-            cache_read=cache_read,
-            cache_write=cache_write,
-            output=output,
+            **dict(zip(_COUNTS, counts, strict=True)),
         )
 
     async def secret(self, name: str) -> bytes:
@@ -167,22 +175,24 @@ class SqliteLedger:
         return await self._run(work)
 
     async def aclose(self) -> None:
-        """See `Ledger.aclose`."""
-
-        def work() -> None:
-            with self._lock:
-                self._closed = True
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
-
+        """See `Ledger.aclose`. What was asked for before is still done; what comes after is refused."""
+        if not self._closed:
+            self._closed = True
+            self._writer.submit(self._disconnect)
+            self._writer.close()
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(work)
+            await self._writer.closed()
 
-    # -- transactions (in a worker thread, under the lock) ---------------------------------------------------------
+    # -- transactions (in the writer's thread) ---------------------------------------------------------------------
 
     def _reserve(
-        self, db: sqlite3.Connection, reservation: str, hold: Hold, units: int, limits: Iterable[tuple[Limit, int]]
+        self,
+        db: sqlite3.Connection,
+        reservation: str,
+        hold: Hold,
+        units: int,
+        lease: int,
+        limits: Iterable[tuple[Limit, int]],
     ) -> None:
         accounts = accounts_of(hold)
         with transaction(db):
@@ -198,7 +208,7 @@ class SqliteLedger:
                         requested=from_units(units),
                         resets_at=limit.resets_at,
                     )
-            expires = now + round(hold.lease_s * 1_000_000)
+            expires = now + lease
             facts = (hold.backend, hold.model, hold.tenant, hold.session_id, json.dumps(hold.tags))
             row = (reservation, json.dumps(accounts), expires, *facts)
             db.execute("INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -268,7 +278,7 @@ class SqliteLedger:
         row = db.execute("SELECT units, used FROM counters WHERE account = ? AND since = ?", (account, since)).fetchone()
         if row is None:
             halves = db.execute(f"SELECT {_SUM} FROM spends WHERE account = ? AND at >= ?", (account, since)).fetchone()  # noqa: S608
-            spent = _whole(halves)
+            spent = _whole(*halves)
             # A window that ended is not asked for again; should it be, its counter is made anew.
             db.execute("DELETE FROM counters WHERE account = ? AND used < ?", (account, now - 2 * _DAY))
             db.execute("INSERT INTO counters VALUES (?, ?, ?, ?)", (account, since, str(spent), now))
@@ -277,7 +287,7 @@ class SqliteLedger:
             if row[1] < now - _HOUR:
                 db.execute("UPDATE counters SET used = ? WHERE account = ? AND since = ?", (now, account, since))
         halves = db.execute(f"SELECT {_SUM} FROM holds WHERE account = ? AND expires > ?", (account, now)).fetchone()  # noqa: S608
-        reserved = _whole(halves)
+        reserved = _whole(*halves)
         windows = self._known.setdefault(account, {})
         windows[since] = (spent, reserved)
         if len(windows) > _WINDOWS:
@@ -307,30 +317,43 @@ class SqliteLedger:
 
     # -- the connection --------------------------------------------------------------------------------------------
 
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in a worker thread with the connection; never cut off in the middle."""
+    def _queue(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Have the writer do `work` on the connection, after everything that was asked for before."""
 
         def call() -> T:
-            with self._lock:
-                try:
-                    return work(self._open())
-                except (sqlite3.Error, OSError) as error:
-                    raise LedgerError(f"ledger {self.path}: {error}") from error
+            try:
+                return work(self._open())
+            except (sqlite3.Error, OSError, OverflowError, UnicodeError) as error:
+                raise LedgerError(f"ledger {self.path}: {error}") from error
 
-        limiter = self._limiter.get(None)
-        if limiter is None:
-            limiter = anyio.CapacityLimiter(1)
-            self._limiter.set(limiter)
-        with anyio.CancelScope(shield=True):
-            result = await anyio.to_thread.run_sync(call, limiter=limiter)
-        return result  # noqa: RET504 - mypy: a cancel scope may swallow
+        try:
+            return self._writer.submit(call)
+        except RuntimeError as error:
+            raise LedgerError(f"ledger {self.path}: closed") from error
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await result_of(self._queue(work))
+
+    async def _shielded(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        """The same for what must be known to be done: waits until it is, as far as the event loop lets it."""
+        job = self._queue(work)
+        try:
+            with anyio.CancelScope(shield=True):
+                await result_of(job)
+        except anyio.get_cancelled_exc_class():
+            job.add_done_callback(complain)
+            raise
 
     def _open(self) -> sqlite3.Connection:
-        if self._closed:
-            raise LedgerError(f"ledger {self.path}: closed")
         if self._connection is None:
             self._connection = connect(self.path, busy_s=self._busy_s, durable=self._durable)
         return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
 
 
 def _usage_text(usage: Usage | None) -> str | None:

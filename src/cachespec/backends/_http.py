@@ -1,0 +1,159 @@
+"""The HTTP client under the SDKs' clients: when it sends again by itself, how much of an error it reads, where it goes.
+
+Three rules that httpx2 and the SDKs do not have: a request is sent a second time only where the server cannot have begun to
+answer it; the body of an error is read up to a bound, and as UTF-8 whatever it claims to be; redirects are not followed, for
+they would carry prompts and keys to wherever the answer points.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import httpcore2
+import httpx2
+
+KEEPALIVE_S = 3.5
+"""How long an idle connection is kept. Below 5 s, after which common servers (llama.cpp, uvicorn) close theirs unannounced."""
+STALE_S = 0.2
+"""A reused connection that ends within this time of sending, with nothing received, was being closed as we sent."""
+ERROR_BYTES, ERROR_S = 64 * 1024, 2.0
+"""How much of an error's body is read, and for how long: the status is known already, the rest is words."""
+
+
+class HttpClient(httpx2.AsyncClient):
+    """See the module. `send` is all that the SDKs' clients call."""
+
+    def __init__(self) -> None:
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=KEEPALIVE_S)
+        # Of the encodings, those that `_plain` reads.
+        super().__init__(limits=limits, follow_redirects=False, headers={"accept-encoding": "gzip, deflate"})
+        # httpx2 has no argument for httpcore2's network. Where it hides it elsewhere one day, nothing is sent again.
+        for transport in (self._transport, *self._mounts.values()):
+            pool = getattr(transport, "_pool", None)
+            if isinstance(network := getattr(pool, "_network_backend", None), httpcore2.AsyncNetworkBackend):
+                pool._network_backend = _Network(network)  # type: ignore[union-attr]
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send, and once more where a reused connection turned out to be closed (see `_ClosedUnheard`)."""
+        try:
+            response = await super().send(request, **options)
+        except httpx2.ReadError as error:
+            if not isinstance(error.__cause__, _ClosedUnheard):
+                raise
+            response = await super().send(request, **options)
+        return response if response.is_success else await _error_read(response)
+
+
+async def _error_read(response: httpx2.Response) -> httpx2.Response:
+    """The same answer with the beginning of its body, read and closed."""
+    body, chunks = bytearray(), response.aiter_raw()
+    try:
+        with anyio.move_on_after(ERROR_S), suppress(httpx2.TransportError):
+            async for data in chunks:
+                body += data
+                if len(body) >= ERROR_BYTES:
+                    break
+    finally:
+        with anyio.CancelScope(shield=True):
+            await response.aclose()
+            await unwind(chunks)
+    # What the body was is told by its head no longer: it is plain, complete, and UTF-8 as far as it can be.
+    about = ("content-type", "content-encoding", "content-length", "transfer-encoding")
+    return httpx2.Response(
+        response.status_code,
+        headers=[(name, value) for name, value in response.headers.multi_items() if name.lower() not in about],
+        content=_plain(bytes(body), response.headers.get("content-encoding", "identity"))[:ERROR_BYTES],
+        request=response.request,
+        extensions=response.extensions,
+    )
+
+
+def _plain(body: bytes, encoding: str) -> bytes:
+    """A body without its compression, up to the bound; empty where it cannot be read."""
+    if encoding.strip().lower() == "identity":
+        return body
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, ERROR_BYTES)  # gzip or deflate, as its head says
+    except zlib.error:
+        return b""
+
+
+async def unwind(chunks: AsyncIterator[bytes]) -> None:
+    """End the iterators inside httpx2, which closing leaves suspended (trio objects): on a closed connection they give what
+    is buffered, then fail."""
+    with suppress(httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError):
+        async for _ in chunks:
+            pass
+
+
+class _ClosedUnheard(httpcore2.ReadError):
+    """A connection that had served before ended right after we sent, and not a byte came back.
+
+    That is how it looks when a server closes an idle connection while a request is on its way (RFC 9112, 9.5), the one case
+    in which section 9.3.1 lets a client repeat a request by itself: what was sent reached nobody. A server that died of the
+    request looks alike only if it did so at once, so at worst one answer is begun twice, hardly ever, and never one of which
+    anything was seen.
+    """
+
+
+class _Network(httpcore2.AsyncNetworkBackend):
+    """Connections that know what they heard."""
+
+    def __init__(self, network: httpcore2.AsyncNetworkBackend) -> None:
+        self._network = network
+
+    async def connect_tcp(self, *args: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
+        return _Stream(await self._network.connect_tcp(*args, **options))
+
+    async def connect_unix_socket(self, *args: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
+        return _Stream(await self._network.connect_unix_socket(*args, **options))
+
+    async def sleep(self, seconds: float) -> None:
+        await self._network.sleep(seconds)
+
+
+class _Stream(httpcore2.AsyncNetworkStream):
+    """One connection. A read that ends it tells whether anything came back since the last write."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._served = False
+        self._unheard: float | None = None  # since when what we sent is without an answer
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        try:
+            data = await self._stream.read(max_bytes, timeout)
+        except httpcore2.ReadError as error:
+            if self._closed_unheard():
+                raise _ClosedUnheard(str(error)) from error
+            raise
+        if data:
+            self._served, self._unheard = True, None
+        elif self._closed_unheard():
+            raise _ClosedUnheard("the server closed the connection as the request came")
+        return data
+
+    def _closed_unheard(self) -> bool:
+        return self._served and self._unheard is not None and time.monotonic() - self._unheard < STALE_S
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        if self._unheard is None:
+            self._unheard = time.monotonic()
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.AsyncNetworkStream:
+        return _Stream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
