@@ -205,11 +205,11 @@ def test_what_is_wrong_is_named(old: str, new: str, line: int, key: str, message
     ("old", "new", "line", "key", "near"),
     [
         ('use     = "llamacpp"', 'use     = "lamacpp"', 15, "backends.laptop.use", "'llamacpp'"),
-        ('use     = "llamacpp"', 'use     = "torch"', 15, "backends.laptop.use", "installed: "),
+        ('use     = "llamacpp"', 'use     = "vllm"', 15, "backends.laptop.use", "installed: "),
         ('use = "sqlite"', 'use = "sqlit"', 3, "client.ledger.use", "'sqlite'"),
         ("[policies]", '[policies]\ncaching = { use = "expected-cost" }', 24, "policies.caching.use", "installed: none"),
-        ("[policies]", '[policies]\nacceptance = { use = "goodput" }', 24, "policies.acceptance.use", "installed: none"),
-        ("context = 8192", 'draft = { use = "suffix" }', 17, "backends.laptop.draft.use", "installed: none"),
+        ("[policies]", '[policies]\nacceptance = { use = "godput" }', 24, "policies.acceptance.use", "'goodput'"),
+        ("context = 8192", 'draft = { use = "sufix" }', 17, "backends.laptop.draft.use", "'suffix'"),
         ('use = "cheapest"', 'use = "no_such_module:Thing"', 24, "policies.routing.use", "no module 'no_such_module'"),
         ('use = "cheapest"', 'use = "cachespec.rules:Thing"', 24, "policies.routing.use", "Thing"),
         ('use = "cheapest"', 'use = "not a module:Thing"', 24, "policies.routing.use", "module:attribute"),
@@ -411,7 +411,7 @@ def test_a_missing_sdk_hides_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             raise MissingDependencyError("needs its SDK", extra="anthropic")
         return load(family, use)
 
-    monkeypatch.setattr("cachespec.registry.load", lacking)
+    monkeypatch.setattr("cachespec.plugins.load", lacking)
     path = tmp_path / "bad.toml"
     path.write_text(changed("max_ttft", "max_tft"))
     assert [(f.level, f.key) for f in check_config(path, {"ANTHROPIC_API_KEY": "k"})] == [

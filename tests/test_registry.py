@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDic
 
 import pytest
 
-from cachespec import registry
 from cachespec.annotations import EnvRef, PositiveInt, dotted, nearest, suggestion
 from cachespec.durations import Duration
 from cachespec.errors import ConfigError, MissingDependencyError, UnknownPluginError
@@ -207,7 +206,7 @@ def test_unknown_names() -> None:
     with pytest.raises(UnknownPluginError, match="did you mean 'cheapest'") as caught:
         load("routing", "cheepest")
     assert "cheapest, pinned" in str(caught.value)
-    for family, use in (("caching", "expected-cost"), ("acceptance", "goodput"), ("drafters", "suffix"), ("backends", "torch")):
+    for family, use in (("caching", "expected-cost"), ("acceptance", "always"), ("drafters", "oracle"), ("backends", "vllm")):
         with pytest.raises(UnknownPluginError, match=f"no plug-in for {family} is called '{use}'"):
             load(family, use)
     with pytest.raises(UnknownPluginError, match="not callable"):
@@ -230,7 +229,7 @@ def _points(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> N
         point = EntryPoint(name=name, value=value, group="cachespec.routing")
         vars(point)["dist"] = _Distribution(dist)
         made.append(point)
-    monkeypatch.setattr(registry, "entry_points", lambda group: made if group == "cachespec.routing" else [])
+    monkeypatch.setattr("cachespec.plugins.entry_points", lambda group: made if group == "cachespec.routing" else [])
 
 
 def test_installed_plugins_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_it_accepts_the_readme(validator: Draft202012Validator) -> None:
         ('{ env = "ANTHROPIC_API_KEY" }', '"sk-secret"'),
         ('{ env = "ANTHROPIC_API_KEY" }', '{ evn = "ANTHROPIC_API_KEY" }'),
         ('use = "sqlite"', 'use = "sqlit"'),
-        ('use = "anthropic"', 'use = "torch"'),
+        ('use = "anthropic"', 'use = "vllm"'),
         ('model = "claude-sonnet-5-5"', ""),
         ('backends = ["laptop", "claude"]', "backends = 3"),
         ('"50.00"', "50.00"),

@@ -129,8 +129,8 @@ def _try_backend(config: Config, name: str, environ: Mapping[str, str], missing:
 def locate(spec: PluginSpec) -> None:
     """Look for the file of a local model, without loading or downloading it. Raises ConfigError where there is none."""
     model = spec.options.get("model")
-    if spec.use == "llamacpp" and isinstance(model, str):
-        check_model(model)
+    if spec.use in ("llamacpp", "torch") and isinstance(model, str):
+        check_model(model, folder=spec.use == "torch")
 
 
 def _told(problem: Problem, path: str, text: str, level: Literal["error", "warning"] = "error") -> Finding:

@@ -10,16 +10,19 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import anyio
 import pytest
 from tests.engine.scripted import engine_threads
 
 from cachespec.backends._engine_attempt import EngineAttempt
+from cachespec.backends._local import LocalBackend
 from cachespec.backends.llamacpp import LlamaCppBackend
 from cachespec.decision import Plan
-from cachespec.engine.loop import shared_prefix
+from cachespec.engine.averages import shared_prefix
 from cachespec.engine.models import find_model
+from cachespec.engine.pages import PAGE
 from cachespec.engine.runtimes.base import Span
 from cachespec.errors import (
     ConfigError,
@@ -66,8 +69,7 @@ def loaded() -> Iterator[LlamaCppBackend]:
 
 @pytest.fixture
 async def backend(loaded: LlamaCppBackend) -> AsyncIterator[LlamaCppBackend]:
-    """The same with an empty cache; afterwards, nothing may be left running."""
-    await run(loaded, ask("x", cache="off", max_output_tokens=1))
+    """Nothing may be left running afterwards."""
     yield loaded
     await idle(loaded)
 
@@ -86,7 +88,7 @@ async def read(attempt: EngineAttempt) -> list[Event]:
     return events
 
 
-async def run(backend: LlamaCppBackend, request: Request) -> list[Event]:
+async def run(backend: LocalBackend, request: Request) -> list[Event]:
     return await read(await backend.open(request, PLAN, timeout=60))
 
 
@@ -104,12 +106,17 @@ def reason(events: Sequence[Event]) -> str:
     return found
 
 
-def engine(backend: LlamaCppBackend) -> Any:
+def engine(backend: LocalBackend) -> Any:
     assert backend._loaded is not None
-    return backend._loaded.engine
+    return backend._loaded.started.engine
 
 
-async def idle(backend: LlamaCppBackend, within: float = 10.0) -> float:
+def consistent(backend: LocalBackend) -> None:
+    """What the index believes is what the library holds. The engine must be idle."""
+    engine(backend)._slots.check()
+
+
+async def idle(backend: LocalBackend, within: float = 10.0) -> float:
     """Wait until the engine has nothing to do; how long that took."""
     start = time.monotonic()
     with anyio.fail_after(within):
@@ -141,10 +148,12 @@ async def test_streamed_text_is_that_of_its_tokens_at_once(backend: LlamaCppBack
 @model
 @pytest.mark.anyio
 async def test_a_shared_prefix_is_not_evaluated_twice(backend: LlamaCppBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    manual = " ".join(f"Rule {i}: item {i} costs {i * 7 % 13} coins." for i in range(25))
+    manual = uuid4().hex + " ".join(f"Rule {i}: item {i} costs {i * 7 % 13} coins." for i in range(25))
     first, second = ask("What does item 3 cost?", system=manual), ask("Name a rule.", system=manual)
     before = backend.estimate(build_prompt(first))
-    assert (before.belief.state, before.tokens.cache_read) == ("cold", 0)
+    assert before.belief.state in ("cold", "partial")  # the template begins alike, if anything was there before
+    head = before.tokens.cache_read or 0
+    assert head <= 32
     cold = usage(await run(backend, first))
     estimate = backend.estimate(build_prompt(second))
     a, b = (backend._render(backend._loaded, r).tokens for r in (first, second))  # type: ignore[arg-type]
@@ -160,16 +169,19 @@ async def test_a_shared_prefix_is_not_evaluated_twice(backend: LlamaCppBackend, 
 
     monkeypatch.setattr(runtime, "evaluate", counted)
     warm = usage(await run(backend, second))
-    assert cold == Usage(uncached=0, cache_read=0, cache_write={"kv": len(a)}, output=cold.output)
-    assert (warm.cache_read or 0) >= common - 1
+    whole = len(a) // PAGE * PAGE
+    writes = {"kv": whole - head}
+    assert cold == Usage(uncached=len(a) - whole, cache_read=head, cache_write=writes, output=cold.output)
+    assert (warm.cache_read or 0) > common - PAGE
     assert warm.input_tokens == len(b)
-    assert warm.cache_write == {"kv": len(b) - (warm.cache_read or 0)}
+    assert (warm.written or 0) == len(b) // PAGE * PAGE - (warm.cache_read or 0)
     assert evaluated[0] == len(b) - (warm.cache_read or 0)
     assert set(evaluated[1:]) <= {1}
     # What was quoted is what came.
     assert estimate.belief.state == "warm"
     assert estimate.belief.tokens == estimate.tokens.cache_read == warm.cache_read
-    assert "then it holds" in estimate.belief.evidence
+    assert estimate.tokens.cache_write == warm.written
+    assert f"KV of {warm.cache_read} tokens is there; at token {common} it holds" in estimate.belief.evidence
     assert estimate.tokens.input == estimate.tokens.worst_input == len(b)
     assert estimate.latency.evidence == "measured"
     assert (estimate.latency.ttft_ms or 0) < (before.latency.ttft_ms or 0)
@@ -180,9 +192,9 @@ async def test_a_shared_prefix_is_not_evaluated_twice(backend: LlamaCppBackend, 
 @pytest.mark.anyio
 async def test_tenants_share_nothing_and_the_same_one_does(backend: LlamaCppBackend) -> None:
     request = ask("Is this a secret? Say yes or no, and nothing else.", max_output_tokens=2)
-    reads = [usage(await run(backend, replace(request, tenant=t))).cache_read for t in ("a", "b", "b", None, "a")]
-    assert reads[0] == reads[1] == reads[3] == reads[4] == 0
-    assert (reads[2] or 0) > 10
+    reads = [usage(await run(backend, replace(request, tenant=t))).cache_read for t in ("a", "b", "b", "a", "")]
+    assert reads[0] == reads[1] == reads[4] == 0
+    assert min(reads[2] or 0, reads[3] or 0) > 10
     other = backend.estimate(build_prompt(replace(request, tenant="c")))
     assert other.belief.state == "cold"
 
@@ -191,17 +203,19 @@ async def test_tenants_share_nothing_and_the_same_one_does(backend: LlamaCppBack
 @one_loop
 @pytest.mark.anyio
 async def test_cache_modes(backend: LlamaCppBackend) -> None:
-    request = ask("Count to three.", max_output_tokens=2)
+    request = ask("Count to three.", max_output_tokens=2, tenant="modes")
     size = backend.estimate(build_prompt(request)).tokens.input or 0
-    await run(backend, request)
+    read = (size - 1) // PAGE * PAGE
+    first = usage(await run(backend, request))
+    assert (first.cache_read, first.written) == (0, size // PAGE * PAGE)
     quiet = usage(await run(backend, replace(request, cache="no-write")))
     off_estimate = backend.estimate(build_prompt(replace(request, cache="off"))).tokens
     off = usage(await run(backend, replace(request, cache="off")))
     after = usage(await run(backend, request))
-    assert quiet == Usage(uncached=1, cache_read=size - 1, cache_write={}, output=2)
+    assert quiet == Usage(uncached=size - read, cache_read=read, cache_write={}, output=2)
     assert off == Usage(uncached=size, cache_read=0, cache_write={}, output=2)
     assert (off_estimate.uncached, off_estimate.cache_read, off_estimate.cache_write) == (size, 0, 0)
-    assert after.cache_read == 0
+    assert after.cache_read == read
 
 
 @model
@@ -240,11 +254,11 @@ async def test_a_cancelled_reader_leaves_nothing(backend: LlamaCppBackend) -> No
 @pytest.mark.anyio
 async def test_a_prompt_that_does_not_fit_is_refused_before_any_work(backend: LlamaCppBackend) -> None:
     request = ask("word " * 1200)
-    before = engine(backend).active, engine(backend).kept
+    before = engine(backend).active, engine(backend).report()["prefix"]
     with pytest.raises(ContextLengthError, match="1024") as caught:
         await backend.open(request, PLAN, timeout=60)
     assert (caught.value.backend, caught.value.model, caught.value.retryable) == ("laptop", "smollm2", False)
-    assert (engine(backend).active, engine(backend).kept) == before
+    assert (engine(backend).active, engine(backend).report()["prefix"]) == before
     estimate = backend.estimate(build_prompt(request)).tokens
     assert (estimate.input or 0) > (backend.capabilities.context or 0)
     assert estimate.output_max == 0
@@ -298,7 +312,7 @@ async def test_sampling_parameters_act_on_every_token(backend: LlamaCppBackend) 
 @pytest.mark.anyio
 async def test_deterministic_text_does_not_depend_on_what_was_cached() -> None:
     available()
-    fixed = make(context=512, deterministic=True, prefill_chunk=32)
+    fixed = make(context=512, deterministic=True, prefill_chunk=32, parallel=1)
     await fixed.start()
     try:
         request = ask("Tell me about the sea. " * 8, temperature=0.7, seed=4, max_output_tokens=16)
@@ -322,26 +336,23 @@ async def test_stop_strings(backend: LlamaCppBackend) -> None:
     assert text(events) == whole[: whole.index(stop)]
     assert reason(events) == "stop"
     assert 0 < (usage(events).output or 0) < 24
-    kept = engine(backend).kept.tokens
-    decoded = b"".join(map(backend._loaded.runtime.piece, kept)).decode("utf-8", "replace")  # type: ignore[union-attr]
-    assert not decoded.endswith(stop)
 
 
 @model
+@one_loop
 @pytest.mark.anyio
-async def test_fifty_aborted_requests_leave_no_thread_and_no_sequence(backend: LlamaCppBackend) -> None:
+async def test_two_hundred_aborted_requests_leave_no_thread_and_no_sequence(backend: LlamaCppBackend) -> None:
     threads = engine_threads()
-    for i in range(50):
+    for i in range(200):
         attempt = await backend.open(ask(f"Story {i % 7}, please. " * (i % 3 + 1), max_output_tokens=100), PLAN, timeout=60)
-        if i % 3 == 1:
+        if i % 10 == 1:
             await attempt.read()
         elif i % 3 == 2:
             await anyio.sleep(0.005)
         await attempt.aclose()
     await idle(backend)
     assert engine_threads() == threads
-    runtime: Any = backend._loaded.runtime  # type: ignore[union-attr]
-    assert int(runtime._c.llama_memory_seq_pos_max(runtime._memory, 0)) + 1 == len(engine(backend).kept.tokens)
+    await anyio.to_thread.run_sync(consistent, backend)
     assert text(await run(backend, ask("Say hello.")))
 
 
@@ -385,7 +396,7 @@ async def test_the_event_loop_stays_free_while_the_model_computes(backend: Llama
 
     async with anyio.create_task_group() as group:
         group.start_soon(watch)
-        await run(backend, ask("word " * 200))
+        await run(backend, ask("word " * 200, tenant=uuid4().hex))
         group.cancel_scope.cancel()
     assert len(gaps) > 10
     assert sorted(gaps)[len(gaps) // 2] < 0.2  # a chunk takes longer than that on a slow machine
@@ -396,7 +407,7 @@ def test_what_it_says_of_itself(loaded: LlamaCppBackend) -> None:
     able = loaded.capabilities
     assert able.local
     assert able.context == 1024
-    assert (able.tools, able.images, able.json_mode, able.json_schema) == (False, False, False, False)
+    assert (able.tools, able.images, able.json_mode, able.json_schema) == (False, False, True, True)
     assert {"temperature", "top_p", "top_k", "min_p", "stop", "seed", "max_output_tokens"} <= able.parameters
     assert loaded.provider is None
     assert loaded.wire(ask("x"), PLAN) is None
@@ -406,8 +417,11 @@ TOOL = Tool(name="f", parameters={"type": "object"})
 IMAGE = ImagePart(url="https://example.org/x.png")
 REFUSED = [
     (ask("x", tools=(TOOL,)), "capability", "tool"),
-    (ask("x", response_format=ResponseFormat(kind="json")), "unsupported_parameter", "response_format"),
-    (ask("x", response_format=ResponseFormat(kind="schema", schema={})), "unsupported_parameter", "response_format"),
+    (
+        ask("x", response_format=ResponseFormat(kind="schema", schema={"type": "no"})),
+        "unsupported_parameter",
+        "response_format",
+    ),
     (ask("x", reasoning=Reasoning(effort="high")), "unsupported_parameter", "reasoning"),
     (ask("x", tool_choice=ToolChoice(mode="required")), "unsupported_parameter", "tool_choice"),
     (ask("x", extra={"laptop": {"mirostat": 2}}), "unsupported_parameter", "mirostat"),
@@ -500,6 +514,11 @@ def test_threads_and_defaults() -> None:
         ({"gpu_layers": -2}, "gpu_layers"),
         ({"prefill_chunk": 0}, "prefill_chunk"),
         ({"prefill_chunk": 513}, "prefill_chunk"),
+        ({"parallel": 0}, "parallel"),
+        ({"parallel": 65}, "parallel"),
+        ({"max_gap": 0.5}, "max_gap"),
+        ({"kv_tokens": 1000}, "kv_tokens"),
+        ({"host_cache_mb": -1}, "host_cache_mb"),
         ({"cost": "1.5"}, "cost"),
     ],
 )
@@ -509,9 +528,23 @@ def test_settings_out_of_range_name_their_key(options: dict[str, Any], key: str)
     assert caught.value.key == key
 
 
-def test_drafters_are_unknown_yet() -> None:
-    with pytest.raises(UnknownPluginError, match="suffix"):
-        make(draft={"use": "suffix"})
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"draft": {"use": "sufix"}}, UnknownPluginError, "suffix"),
+        ({"draft": {"use": "suffix", "min_mtch": 2}}, ConfigError, "min_match"),
+        ({"draft": {"use": "suffix", "target": 2}}, ConfigError, "target"),
+        ({"draft": {"use": "model"}}, ConfigError, "model"),
+        ({"draft": {}}, ConfigError, "use"),
+        ({"acceptance": {"use": "good"}}, UnknownPluginError, "goodput"),
+        ({"acceptance": {"use": "goodput", "min_acceptance": 2.0}}, ConfigError, "min_acceptance"),
+    ],
+)
+def test_drafters_and_policies_are_checked_before_anything_is_loaded(
+    options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        make(**options)
 
 
 @pytest.mark.anyio
@@ -560,6 +593,7 @@ def test_without_the_library_the_extra_is_named() -> None:
     code = """
 import sys, anyio
 sys.modules["llama_cpp"] = None
+from cachespec.backends._local import LocalBackend
 from cachespec.backends.llamacpp import LlamaCppBackend
 from cachespec.errors import MissingDependencyError
 try: anyio.run(LlamaCppBackend(name="laptop", model="smollm2").start)
@@ -574,6 +608,7 @@ def test_a_process_that_forgets_to_close_ends_quietly() -> None:
     available()
     code = """
 import anyio
+from cachespec.backends._local import LocalBackend
 from cachespec.backends.llamacpp import LlamaCppBackend
 from cachespec.decision import Plan
 from cachespec.messages import Message, TextPart

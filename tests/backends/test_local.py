@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -14,13 +15,14 @@ from tests.engine.scripted import ScriptedRuntime, engine_threads, forever, says
 
 from cachespec.backends._engine_attempt import EngineAttempt
 from cachespec.backends._local import LocalBackend
+from cachespec.backends._startup import EngineSettings
 from cachespec.decision import Plan
-from cachespec.engine.runtimes.base import Interrupted
+from cachespec.engine.runtimes.base import Interrupted, Runtime
 from cachespec.errors import ConfigError, EngineStoppedError, RequestRejectedError
 from cachespec.events import Event, Finished, TextDelta, ToolCallDelta
 from cachespec.messages import Message, ReasoningPart, TextPart, Tool, ToolCallPart
 from cachespec.prompt import build_prompt
-from cachespec.request import Request, ToolChoice
+from cachespec.request import Request, ResponseFormat, ToolChoice
 from cachespec.testing import check_backend
 
 pytestmark = pytest.mark.anyio
@@ -31,19 +33,25 @@ TOOL = Tool(name="get_weather", parameters={"type": "object"})
 
 
 class Toy(LocalBackend):
-    def __init__(self, runtime: ScriptedRuntime, *, chunk: int = 128, deterministic: bool = False) -> None:
-        super().__init__(
-            name="toy",
-            model="toy",
-            context=runtime.info.context,
-            prefill_chunk=chunk,
-            deterministic=deterministic,
-            cost="0",
-            draft=None,
-            reads_per_s=1e9,
-            flops_per_s=1e9,
-        )
+    def __init__(self, runtime: ScriptedRuntime, *, chunk: int = 128, deterministic: bool = False, **more: Any) -> None:
+        options: dict[str, Any] = {
+            "name": "toy",
+            "context": runtime.info.context,
+            "parallel": 1,
+            "kv_tokens": None,
+            "prefill_chunk": chunk,
+            "max_gap": 4.0,
+            "host_cache_mb": 0,
+            "keep_warm": 60.0,
+            "deterministic": deterministic,
+            "draft": None,
+            "acceptance": None,
+        }
+        super().__init__(EngineSettings(**{**options, **more}), model="toy", cost="0", reads_per_s=1e9, flops_per_s=1e9)
         self.runtime, self.loading_s = runtime, 0.0
+
+    def load_draft(self, model: str, runtime: str | None) -> Runtime:
+        raise ConfigError(f"{model} on {runtime} is not there", key="model")
 
     def load_runtime(self, progress: Callable[[float], bool]) -> ScriptedRuntime:
         end = time.monotonic() + self.loading_s
@@ -51,6 +59,7 @@ class Toy(LocalBackend):
             if not progress(0.5):
                 raise Interrupted
             time.sleep(0.005)
+        self.runtime.hand_over()
         return self.runtime
 
 
@@ -126,14 +135,62 @@ async def test_without_tools_a_call_is_text(started: Callable[[Toy], object], re
     assert [e.reason for e in events if isinstance(e, Finished)] == ["stop"]
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [ToolChoice(mode="required"), ToolChoice(mode="tool", name="get_weather"), ToolChoice(mode="auto", parallel=False)],
-)
-async def test_forcing_tools_is_refused(started: Callable[[Toy], object], choice: ToolChoice) -> None:
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("choice", [ToolChoice(mode="required"), ToolChoice(mode="tool", name="get_weather")])
+async def test_a_forced_call_follows_the_tool_s_schema(started: Callable[[Toy], object], choice: ToolChoice) -> None:
+    pytest.importorskip("llguidance")
     backend = await started(toy(template=TOOLS))  # type: ignore[misc]
-    (reason,) = backend.check(ask(tools=(TOOL,), tool_choice=choice))
+    tools = (Tool(name="get_weather", parameters=CITY), Tool(name="other", parameters={"type": "object"}))
+    request = ask(tools=tools if choice.mode == "tool" else tools[:1], tool_choice=choice)
+    assert backend.check(request) == []
+    # The model wants letters for ever; the grammar has its way, blanks it may put in aside.
+    events = await read(await backend.open(request, PLAN, timeout=None))
+    (call,) = [e for e in events if isinstance(e, ToolCallDelta)]
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Rome"})
+    assert [e.reason for e in events if isinstance(e, Finished)] == ["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("template", "more", "named"),
+    [
+        (TOOLS, {"tool_choice": ToolChoice(mode="auto", parallel=False)}, "parallel"),
+        (TOOLS, {"response_format": ResponseFormat(kind="json")}, "no way to call tools"),
+        (TOOLS, {"response_format": ResponseFormat(kind="json"), "tool_choice": ToolChoice(mode="required")}, "both"),
+        (PLAIN + "{{ tools }}[TOOL_CALLS]", {"tool_choice": ToolChoice(mode="required")}, "cannot be forced"),
+    ],
+)
+async def test_what_cannot_be_forced_is_refused(
+    started: Callable[[Toy], object], template: str, more: dict[str, Any], named: str
+) -> None:
+    pytest.importorskip("llguidance")
+    backend = await started(toy(template=template))  # type: ignore[misc]
+    (reason,) = backend.check(ask(tools=(TOOL,), **more))
     assert reason.code == "unsupported_parameter"
+    assert named in reason.detail
+
+
+async def test_a_schema_that_cannot_be_followed_is_refused(started: Callable[[Toy], object]) -> None:
+    pytest.importorskip("llguidance")
+    backend = await started(toy())  # type: ignore[misc]
+    form = ResponseFormat(kind="schema", schema={"type": "object", "unevaluatedProperties": {"type": "string"}})
+    (reason,) = backend.check(ask(response_format=form))
+    assert (reason.code, "response_format" in reason.detail) == ("unsupported_parameter", True)
+
+
+async def test_without_the_library_for_grammars_forms_are_refused(
+    started: Callable[[Toy], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachespec.backends._startup.find_spec", lambda name: None)
+    backend = await started(toy(template=TOOLS))  # type: ignore[misc]
+    assert not backend.capabilities.json_schema
+    for request in (
+        ask(response_format=ResponseFormat(kind="json")),
+        ask(tools=(TOOL,), tool_choice=ToolChoice(mode="required")),
+    ):
+        (reason,) = backend.check(request)
+        assert (reason.code, "llguidance" in reason.detail) == ("unsupported_parameter", True)
 
 
 async def test_control_tokens_that_mark_calls_reach_the_parser(started: Callable[[Toy], object]) -> None:
@@ -274,7 +331,7 @@ async def test_cancelled_readers_leave_nothing(started: Callable[[Toy], object])
             finally:
                 await attempt.aclose()
     with anyio.fail_after(10):
-        while backend._loaded.engine.active:
+        while backend._loaded.started.engine.active:
             await anyio.sleep(0.002)
     assert engine_threads() == threads
     gc.collect()

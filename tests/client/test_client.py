@@ -279,7 +279,7 @@ async def test_connect_starts_from_a_file_and_closes(tmp_path: Path) -> None:
         assert (await client.complete("Hi")).backend == "one"
         assert (await client.ledger.totals()).requests == 1
     with pytest.raises(UnknownPluginError):
-        path.write_text('[backends.one]\nuse = "torch"\nmodel = "m"\n')
+        path.write_text('[backends.one]\nuse = "vllm"\nmodel = "m"\n')
         async with cachespec.client.connect(path):
             pass
 

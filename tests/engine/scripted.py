@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ def info(context: int = 4096, template: str | None = None, controls: Mapping[str
         eos="",
         add_bos=False,
         controls=controls or {},
+        fingerprint=b"scripted",
     )
 
 
@@ -56,7 +58,11 @@ def forever(tokens: Sequence[int]) -> int:
 
 
 class ScriptedRuntime:
-    """`delay_s` is the time of a call, interruptible; `crash_at` the call that fails; `forgets`: it cannot be cut."""
+    """`delay_s` is the time of a call, interruptible, and `token_s` of a token; `crash_at` the call that fails.
+
+    `forgets`: it cannot be cut (and says so in advance when `rewinds` is False). `shares`: forks take no room of their own,
+    and `room` is that of all sequences.
+    """
 
     def __init__(
         self,
@@ -64,24 +70,42 @@ class ScriptedRuntime:
         *,
         context: int = 4096,
         width: int = 512,
+        sequences: int = 6,
+        room: int | None = None,
+        shares: bool = True,
+        rewinds: bool = True,
         delay_s: float = 0.0,
+        token_s: float = 0.0,
         crash_at: int | None = None,
         no_room_at: int | None = None,
         nan_at: int | None = None,
         forgets: bool = False,
+        imports: bool = True,
     ) -> None:
-        self.info = info(context)
-        self.sequences, self.width = 1, width
-        self.following, self.delay_s, self.forgets = following, delay_s, forgets
-        self.crash_at, self.no_room_at, self.nan_at = crash_at, no_room_at, nan_at
-        self.held: list[int] = []
+        self.info = replace(info(context), room=room, shares=shares, rewinds=rewinds, kv_bytes=1)
+        self.sequences, self.width = sequences, width
+        self.following, self.delay_s, self.token_s, self.forgets = following, delay_s, token_s, forgets or not rewinds
+        self.crash_at, self.no_room_at, self.nan_at, self.imports = crash_at, no_room_at, nan_at, imports
+        self.kv: list[list[int]] = [[] for _ in range(sequences)]
+        self.cells: list[list[object]] = [[] for _ in range(sequences)]  # the same object where a fork shares
         self.calls: list[int] = []
+        self.spans: list[list[Span]] = []
         self.evaluated = 0
         self.truncations: list[int] = []
         self.closed = False
-        self._rows: list[NDArray[np.float32]] = []
+        self._rows: list[tuple[list[int], bool]] = []
         self._interrupt = threading.Event()
         self._owner: int | None = None
+
+    @property
+    def held(self) -> list[int]:
+        """What the longest sequence holds."""
+        return max(self.kv, key=len)
+
+    @property
+    def used(self) -> int:
+        """Tokens that there is KV of."""
+        return len({id(cell) for cells in self.cells for cell in cells})
 
     def _mine(self) -> None:
         """Only one thread ever touches the context (llama-cpp-python#471 and others)."""
@@ -107,65 +131,89 @@ class ScriptedRuntime:
 
     def evaluate(self, spans: Sequence[Span]) -> list[int]:
         self._mine()
-        (span,) = spans
-        assert span.sequence == 0
-        assert span.start == len(self.held), "a gap or an overlap in the positions"
-        assert 0 < len(span.tokens) <= self.width
+        total = sum(len(span.tokens) for span in spans)
+        assert 0 < total <= self.width
+        assert len({span.sequence for span in spans}) == len(spans)
+        for span in spans:
+            assert span.start == len(self.kv[span.sequence]), "a gap or an overlap in the positions"
+            assert 0 <= span.rows <= len(span.tokens)
+            assert span.start + len(span.tokens) <= self.info.context
+            assert all(0 <= token < VOCAB for token in span.tokens)
         call = len(self.calls)
-        self.calls.append(len(span.tokens))
+        self.calls.append(total)
+        self.spans.append(list(spans))
         if call == self.crash_at:
             raise RuntimeError("the device fell off")
-        if call == self.no_room_at:
+        if call == self.no_room_at or (self.info.room is not None and self.used + total > self.info.room):
             raise OutOfPagesError("no room")
-        if self._interrupt.wait(self.delay_s) if self.delay_s else self._interrupt.is_set():
+        delay = self.delay_s + self.token_s * total
+        if self._interrupt.wait(delay) if delay else self._interrupt.is_set():
             raise Interrupted
-        self.held += span.tokens
-        assert len(self.held) <= self.info.context
-        self.evaluated += len(span.tokens)
+        self.evaluated += total
         self._rows = []
-        for j in range(span.rows):
-            row = np.full(VOCAB, -30.0, dtype=np.float32)
-            row[self.following(self.held[: len(self.held) - span.rows + 1 + j])] = 0.0
-            if call == self.nan_at:
-                row[:] = np.nan
-            self._rows.append(row)
-        return list(range(span.rows))
+        for span in spans:
+            held = self.kv[span.sequence]
+            held += span.tokens
+            self.cells[span.sequence] += [object() for _ in span.tokens]
+            at = len(held) - span.rows + 1
+            self._rows += [(held[: at + j], call == self.nan_at) for j in range(span.rows)]
+        return list(range(len(self._rows)))
+
+    def _row(self, handle: int) -> NDArray[np.float32]:
+        tokens, broken = self._rows[handle]
+        row = np.full(VOCAB, -30.0, dtype=np.float32)
+        row[self.following(tokens)] = 0.0
+        if broken:
+            row[:] = np.nan
+        return row
 
     def draw(self, rows: Sequence[int], sampling: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
         self._mine()
-        assert list(positions) == [len(self.held)]
-        return [draw(self._rows[r], s, p) for r, s, p in zip(rows, sampling, positions, strict=True)]
+        assert [len(self._rows[r][0]) for r in rows] == list(positions), "a row of another position"
+        return [draw(self._row(r), s, p) for r, s, p in zip(rows, sampling, positions, strict=True)]
 
     def rows(self, rows: Sequence[int]) -> NDArray[np.float32]:
         self._mine()
-        return np.stack([self._rows[r] for r in rows])
+        return np.stack([self._row(r) for r in rows])
 
     def length(self, sequence: int) -> int:
-        return len(self.held)
+        return len(self.kv[sequence])
 
     def truncate(self, sequence: int, length: int) -> bool:
         self._mine()
-        self.truncations.append(length)
-        if length >= len(self.held):
+        if length >= len(self.kv[sequence]):
             return True
+        self.truncations.append(length)
         if self.forgets:
             return False
-        del self.held[length:]
+        del self.kv[sequence][length:], self.cells[sequence][length:]
         return True
 
     def fork(self, source: int, target: int, length: int) -> bool:
-        return False
+        self._mine()
+        assert not self.kv[target]
+        assert 0 < length <= len(self.kv[source])
+        if self.forgets and length < len(self.kv[source]):
+            return False
+        self.kv[target] = self.kv[source][:length]
+        self.cells[target] = self.cells[source][:length] if self.info.shares else [object() for _ in range(length)]
+        return True
 
     def free(self, sequence: int) -> None:
         self._mine()
-        self.held.clear()
+        self.kv[sequence], self.cells[sequence] = [], []
 
     def export_state(self, sequence: int) -> bytes:
-        return bytes(self.held)
+        self._mine()
+        return np.array(self.kv[sequence], np.int32).tobytes()
 
     def import_state(self, sequence: int, data: bytes) -> bool:
-        self.held = list(data)
-        return True
+        self._mine()
+        assert not self.kv[sequence]
+        if self.imports:
+            self.kv[sequence] = np.frombuffer(data, np.int32).tolist()
+            self.cells[sequence] = [object() for _ in self.kv[sequence]]
+        return self.imports
 
     def interrupt(self) -> None:
         self._interrupt.set()

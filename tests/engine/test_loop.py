@@ -3,66 +3,18 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
+from tests.engine.loop_support import finish, ids, job, read, running, text, usage
 from tests.engine.scripted import END, ScriptedRuntime, engine_threads, forever, says, wait_until
 
-from cachespec.engine.loop import Average, Engine, shared_prefix
-from cachespec.engine.sampling import Sampling
-from cachespec.engine.sequence import CAPACITY, Job, Sequence
+from cachespec.engine.averages import Average, shared_prefix
+from cachespec.engine.loop import Engine
+from cachespec.engine.sequence import CAPACITY, Sequence
 from cachespec.errors import ContextLengthError, EngineStoppedError, InputError, OutOfPagesError, ServerError
-from cachespec.events import Event, Finished, TextDelta, UsageReported
 from cachespec.usage import Usage
-
-GREEDY = Sampling(seed=0, temperature=0)
-
-
-@contextmanager
-def running(runtime: ScriptedRuntime, chunk: int = 128) -> Iterator[Engine]:
-    engine = Engine(runtime, name="test", prefill_chunk=chunk)
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.close()
-        assert runtime.closed
-
-
-def job(prompt: str = "prompt", output: int = 50, **more: object) -> Job:
-    return replace(Job(prompt=tuple(prompt.encode()), sampling=GREEDY, output=output), **more)  # type: ignore[arg-type]
-
-
-def read(sequence: Sequence) -> list[Event]:
-    """To the end. Raises the sequence's error."""
-    events: list[Event] = []
-    while True:
-        ready = threading.Event()
-        ended = sequence.done
-        events += (taken := sequence.take())
-        if ended and not taken:
-            if sequence.error is not None:
-                raise sequence.error
-            return events
-        if not taken and sequence.when_ready(ready.set):
-            assert ready.wait(30), "nothing came"
-
-
-def text(events: list[Event]) -> str:
-    return "".join(e.text for e in events if isinstance(e, TextDelta))
-
-
-def usage(events: list[Event]) -> Usage:
-    return next(e.usage for e in events if isinstance(e, UsageReported))
-
-
-def finish(events: list[Event]) -> Finished:
-    (found,) = [e for e in events if isinstance(e, Finished)]
-    return found
 
 
 def test_an_answer_with_its_end_and_its_counts() -> None:
@@ -72,7 +24,7 @@ def test_an_answer_with_its_end_and_its_counts() -> None:
     assert text(events) == "Grüße!"
     assert finish(events).reason == "stop"
     assert (finish(events).busy_s or 0) > 0
-    assert usage(events) == Usage(uncached=0, cache_read=0, cache_write={"kv": 6}, output=8)
+    assert usage(events) == Usage(uncached=6, cache_read=0, cache_write={}, output=8)
     assert events[-1] == finish(events)
 
 
@@ -117,7 +69,7 @@ def test_a_job_up_to_the_last_position_of_the_context() -> None:
         assert engine.active == 0
 
 
-# Prefix reuse (cases 1, 2, 11, 15, 17, 29, D7, D11)
+# Prefix reuse in whole pages (cases 1, 2, 11, 15, 17, 29)
 
 
 def test_a_shared_prefix_is_read_and_only_the_rest_is_evaluated() -> None:
@@ -125,96 +77,109 @@ def test_a_shared_prefix_is_read_and_only_the_rest_is_evaluated() -> None:
     with running(runtime) as engine:
         read(engine.submit(job("x" * 400 + "first")))
         before = runtime.evaluated
-        events = read(engine.submit(job("x" * 400 + "other one")))
-    assert usage(events) == Usage(uncached=0, cache_read=400, cache_write={"kv": 9}, output=0)
-    assert runtime.evaluated - before == 9
+        events = read(engine.submit(job("x" * 400 + "other one, which is longer")))
+    assert usage(events) == Usage(uncached=10, cache_read=400, cache_write={"kv": 16}, output=0)
+    assert runtime.evaluated - before == 26
 
 
-def test_the_same_prompt_again_recomputes_its_last_token_only() -> None:
-    runtime = ScriptedRuntime(says("answer", after=8))
+def test_the_same_prompt_again_recomputes_its_last_page_at_most() -> None:
+    runtime = ScriptedRuntime(says("answer", after=32))
     with running(runtime) as engine:
-        first = read(engine.submit(job("question")))
+        first = read(engine.submit(job("question" * 4)))
         before = runtime.evaluated
-        second = read(engine.submit(job("question")))
+        second = read(engine.submit(job("question" * 4)))
     assert text(first) == text(second) == "answer"
-    assert usage(second) == Usage(uncached=0, cache_read=7, cache_write={"kv": 1}, output=6)
-    assert runtime.evaluated - before == 1 + 6
-    assert runtime.truncations == [7]
+    assert usage(second) == Usage(uncached=0, cache_read=16, cache_write={"kv": 16}, output=6)
+    assert runtime.evaluated - before == 16 + 6
 
 
 def test_an_answer_that_comes_back_in_the_next_prompt_is_read() -> None:
-    runtime = ScriptedRuntime(says("answer", after=4))
+    runtime = ScriptedRuntime(says("answer" * 3, after=20))
     with running(runtime) as engine:
-        read(engine.submit(job("ask:")))
+        read(engine.submit(job("ask:" * 5)))
         runtime.following = says("", after=0)
-        events = read(engine.submit(job("ask:answer, and now?")))
-    # The last token of an answer is evaluated only if something follows it; the end token was drawn after it.
-    assert usage(events).cache_read == 10
+        events = read(engine.submit(job("ask:" * 5 + "answer" * 3 + ", and now?")))
+    assert usage(events).cache_read == 32
 
 
 def test_another_tenant_reads_nothing() -> None:
     runtime = ScriptedRuntime(says("", after=0))
+    secret = "secret" * 10
     with running(runtime) as engine:
-        read(engine.submit(job("secret" * 10, namespace="a")))
-        assert engine.kept.namespace == "a"
-        other = read(engine.submit(job("secret" * 10, namespace="b")))
-        nobody = read(engine.submit(job("secret" * 10)))
-        again = read(engine.submit(job("secret" * 10)))
-    assert [usage(e).cache_read for e in (other, nobody, again)] == [0, 0, 59]
+        read(engine.submit(job(secret, namespace="a")))
+        assert engine.peek(ids(secret), "a")[0] == 48
+        assert engine.peek(ids(secret), "b") == (0, 0, None)
+        names = ["b", None, None, "a", ""]
+        reads = [usage(read(engine.submit(job(secret, namespace=name)))).cache_read for name in names]
+    assert reads == [0, 0, 48, 48, 0]
 
 
-def test_cache_off_neither_reads_nor_keeps() -> None:
+def test_cache_off_neither_reads_nor_keeps_and_leaves_others_alone() -> None:
     runtime = ScriptedRuntime(says("", after=0))
     with running(runtime) as engine:
-        read(engine.submit(job("p" * 50)))
         off = read(engine.submit(job("p" * 50, cache="off")))
-        assert engine.kept.tokens == ()
         after = read(engine.submit(job("p" * 50)))
-    assert usage(off) == Usage(uncached=50, cache_read=0, cache_write={}, output=0)
-    assert usage(after).cache_read == 0
+        again = read(engine.submit(job("p" * 50, cache="off")))
+        last = read(engine.submit(job("p" * 50)))
+    assert usage(off) == usage(again) == Usage(uncached=50, cache_read=0, cache_write={}, output=0)
+    assert [usage(e).cache_read for e in (after, last)] == [0, 48]
 
 
 def test_no_write_reads_and_keeps_nothing_new() -> None:
     runtime = ScriptedRuntime(says("", after=0))
     with running(runtime) as engine:
+        nothing = read(engine.submit(job("p" * 50, cache="no-write")))
         read(engine.submit(job("p" * 50)))
         quiet = read(engine.submit(job("p" * 50 + "new" * 10, cache="no-write")))
-        assert len(engine.kept.tokens) == 50
         after = read(engine.submit(job("p" * 50 + "new" * 10)))
-    assert usage(quiet) == Usage(uncached=30, cache_read=50, cache_write={}, output=0)
-    assert usage(after).cache_read == 50
+    assert usage(nothing) == Usage(uncached=50, cache_read=0, cache_write={}, output=0)
+    assert usage(quiet) == Usage(uncached=32, cache_read=48, cache_write={}, output=0)
+    assert usage(after).cache_read == 48
 
 
 def test_a_model_that_cannot_be_cut_computes_anew_and_says_so() -> None:
-    runtime = ScriptedRuntime(says("answer", after=8), forgets=True)
+    runtime = ScriptedRuntime(says("answer", after=40), forgets=True)
     with running(runtime) as engine:
-        first = read(engine.submit(job("question")))
-        again = read(engine.submit(job("question")))
-        assert text(first) == text(again) == "answer"
-        assert usage(again) == Usage(uncached=0, cache_read=0, cache_write={"kv": 8}, output=6)
-        # It can still be continued: nothing has to be cut for that.
-        runtime.following = says("", after=0)
-        more = read(engine.submit(job("questionanswer, and?")))
-        assert usage(more).cache_read == 14
+        first = read(engine.submit(job("question" * 5)))
+        again = read(engine.submit(job("question" * 5)))
+    assert text(first) == text(again) == "answer"
+    assert usage(again) == Usage(uncached=40, cache_read=0, cache_write={}, output=6)
 
 
-def test_what_a_stop_string_takes_back_is_not_kept_and_a_lost_write_is_not_claimed() -> None:
-    runtime = ScriptedRuntime(says("fine\n\nUser: hi", after=4), forgets=True)
-    with running(runtime) as engine:
-        events = read(engine.submit(job("ask:", stop=("\n\nUser",))))
-        assert engine.kept.tokens == ()  # cutting the tail off was refused, so all of it had to go
-    assert text(events) == "fine"
-    assert usage(events) == Usage(uncached=4, cache_read=0, cache_write={}, output=4)
+def test_a_model_that_says_it_cannot_rewind_goes_on_from_a_checkpoint() -> None:
+    runtime = ScriptedRuntime(says("answer", after=40), rewinds=False)
+    with running(runtime, host_bytes=1 << 20) as engine:
+        first = usage(read(engine.submit(job("question" * 5))))
+        before = runtime.evaluated
+        longer = usage(read(engine.submit(job("question" * 5 + " and then some more text"))))
+        assert runtime.evaluated - before == 64 - 32
+        # The longer checkpoint does not replace the shorter one: what goes on otherwise finds it still.
+        other = usage(read(engine.submit(job("question" * 4 + "but here it differs"))))
+        assert other.cache_read == 32
+    assert first == Usage(uncached=8, cache_read=0, cache_write={"kv": 32}, output=6)
+    assert longer.cache_read == 32
+    assert max(runtime.truncations, default=99) >= 32  # nothing was ever cut within
 
 
 def test_nothing_of_a_stop_string_is_shown_counted_or_kept() -> None:
-    runtime = ScriptedRuntime(says("fine\n\nUser: hi", after=4))
+    runtime = ScriptedRuntime(says("fine and good\n\nUser: hello there", after=4))
+    asked = "ask:fine and good\n\nUser: hello there"
     with running(runtime) as engine:
         events = read(engine.submit(job("ask:", stop=("\n\nUser", "zzz"))))
-        assert bytes(engine.kept.tokens) == b"ask:fine"
-    assert text(events) == "fine"
+        assert engine.peek(ids(asked), None)[0] == 16  # 17 tokens count
+    assert text(events) == "fine and good"
     assert finish(events).reason == "stop"
-    assert usage(events).output == 4
+    assert usage(events).output == 13
+
+
+def test_a_near_miss_is_reported() -> None:
+    with running(ScriptedRuntime(says("", after=0))) as engine:
+        read(engine.submit(job("x" * 40 + "Monday" + "y" * 40)))
+        reach, _, near = engine.peek(ids("x" * 40 + "Friday" + "y" * 40), None)
+        assert reach == 32
+        assert near is not None
+        assert (near.position, near.kept, near.given) == (40, ord("M"), ord("F"))
+        assert engine.report()["prefix"].near_misses == 0  # looking is no query
 
 
 def test_broken_bytes_at_the_limit_are_flushed_once() -> None:
@@ -263,7 +228,7 @@ def test_a_reader_who_never_reads_does_not_hold_up_the_others() -> None:
         events = read(lazy)
     expected = bytes(forever(range(4 + i)) for i in range(200)).decode()
     assert text(events) == expected  # it went on exactly where it was
-    assert usage(events) == Usage(uncached=0, cache_read=0, cache_write={"kv": 4}, output=200)
+    assert usage(events) == Usage(uncached=4, cache_read=0, cache_write={}, output=200)
 
 
 def test_many_lazy_readers_take_turns() -> None:
@@ -309,14 +274,13 @@ def test_cancel_in_prefill_does_not_wait_for_the_chunk() -> None:
 def test_cancel_in_decode_keeps_the_prompt_and_nothing_generated() -> None:
     runtime = ScriptedRuntime()
     with running(runtime) as engine:
-        sequence = engine.submit(job("prompt", output=3000))
+        sequence = engine.submit(job("prompt" * 6, output=3000))
         wait_until(lambda: bool(sequence.take()))
         sequence.cancel()
         sequence.cancel()
         wait_until(lambda: sequence.done)
         assert sequence.take() == []
-        assert bytes(engine.kept.tokens) == b"prompt"
-        assert runtime.held == list(b"prompt")
+        assert runtime.held == list(b"prompt" * 6)[:32]
         assert (sequence.usage.output or 0) > 0
         assert sequence.busy_s > 0
 
@@ -332,28 +296,32 @@ def test_an_interrupted_step_of_another_is_done_again() -> None:
         assert text(read(sequence)) == "whole"
 
 
-def test_a_thousand_cancellations_at_random_moments_leave_nothing() -> None:
-    runtime = ScriptedRuntime()
-    chance = random.Random(7)
-    with running(runtime, chunk=16) as engine:
+@pytest.mark.parametrize(("parallel", "room"), [(1, None), (4, None), (4, 4096 + 600), (3, 4096)])
+def test_ten_thousand_cancellations_at_random_moments_leave_nothing(parallel: int, room: int | None) -> None:
+    """A quarter of them each: queued, in prefill, in decode; alone, side by side, and with too little room for all."""
+    runtime = ScriptedRuntime(room=room)
+    chance = random.Random(7 + parallel)
+    with running(runtime, chunk=64, parallel=parallel) as engine:
         threads = engine_threads()
         open_: list[Sequence] = []
-        for i in range(1000):
-            sequence = engine.submit(job("p" * chance.randint(1, 200) + str(i), output=chance.randint(1, 400)))
+        for i in range(2500):
+            beginning = "p" * chance.randint(1, 200) + str(i % 50)
+            mode = chance.choice(["auto", "auto", "auto", "off", "no-write"])
+            sequence = engine.submit(job(beginning, output=chance.randint(1, 400), cache=mode))
             open_.append(sequence)
             moment = chance.random()
             if moment < 0.3:
                 sequence.take()
-            elif moment < 0.6:
+            elif moment < 0.5:
                 time.sleep(chance.random() * 0.002)
-            if len(open_) > 3:
+            while len(open_) > 6:
                 open_.pop(chance.randrange(len(open_))).cancel()
         for sequence in open_:
             sequence.cancel()
         wait_until(lambda: engine.active == 0)
         assert engine_threads() == threads
-        assert runtime.length(0) == len(engine.kept.tokens)
-        assert set(engine.kept.tokens) <= set(b"p0123456789")  # prompts only, nothing that was generated
+        stats = engine.report()["prefix"]
+        assert stats.device_slots <= runtime.sequences
         runtime.following = says("alive", after=4)
         assert text(read(engine.submit(job("ask:")))) == "alive"
 
@@ -373,7 +341,6 @@ def test_a_crash_fails_everyone_and_refuses_more() -> None:
         with pytest.raises(EngineStoppedError):
             engine.submit(job())
         assert engine.active == 0
-        assert engine.kept.tokens == ()
         wait_until(lambda: runtime.closed)
 
 
@@ -442,7 +409,7 @@ def test_usage_may_be_read_at_any_time() -> None:
         assert all(u.input_tokens == 6 for u in seen)
         outputs = [u.output or 0 for u in seen]
         assert outputs == sorted(outputs)
-        assert sequence.usage == Usage(uncached=0, cache_read=0, cache_write={"kv": 6}, output=100)
+        assert sequence.usage == Usage(uncached=6, cache_read=0, cache_write={}, output=100)
 
 
 def test_speeds_and_backlog_are_measured() -> None:

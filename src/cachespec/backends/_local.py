@@ -17,21 +17,21 @@ import anyio
 import anyio.to_thread
 
 from cachespec.backends._engine_attempt import EngineAttempt
+from cachespec.backends._forcing import Forcing
+from cachespec.backends._startup import EngineSettings, Progress, Started, start_engine
 from cachespec.backends.base import Capabilities, Estimate, Wire
-from cachespec.decision import Belief, Latency, Plan, Reason, TokenEstimate
-from cachespec.engine import chat, loop
-from cachespec.engine.invariance import invariant_width
+from cachespec.decision import Belief, Latency, Plan, Reason, Speculation, TokenEstimate
+from cachespec.engine import chat
+from cachespec.engine.pages import PAGE
 from cachespec.engine.runtimes.base import Interrupted, Runtime
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.sequence import Job
 from cachespec.engine.toolcalls import PlainText
 from cachespec.errors import (
-    ConfigError,
     ContextLengthError,
     EngineStoppedError,
     InputError,
     RequestRejectedError,
-    UnknownPluginError,
     UnsupportedParameterError,
 )
 from cachespec.messages import ImagePart, Part, ToolResultPart
@@ -41,7 +41,6 @@ from cachespec.quotes import EXPECTED_OUTPUT
 from cachespec.request import Request
 
 _PARAMETERS = frozenset({"max_output_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed"})
-_WIDEST = 512  # tokens a call; more would make prefill hard to cancel on a slow machine
 _REMEMBERED = 8  # prompts whose tokens are kept, from being quoted to being opened
 _WARM = 0.8  # share of a prompt in the KV from which it is called warm
 _NO_LATENCY = Latency(ttft_ms=None, total_ms=None)
@@ -51,7 +50,8 @@ _NO_LATENCY = Latency(ttft_ms=None, total_ms=None)
 class _Loaded:
     runtime: Runtime
     template: chat.ChatTemplate
-    engine: loop.Engine
+    started: Started
+    forcing: Forcing | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,36 +65,27 @@ class LocalBackend(ABC):
     """Base of the backends that run a model in this process. The contract is `backends.base.Backend`.
 
     `reads_per_s` and `flops_per_s` are what the hardware is assumed to do (bytes of weights, floating-point operations)
-    until speeds were measured. Raises ConfigError, naming the key, for values out of range; UnknownPluginError for a draft.
+    until speeds were measured. Raises ConfigError for a cost that is none.
     """
 
     provider: str | None = None
 
     def __init__(
         self,
+        settings: EngineSettings,
         *,
-        name: str,
         model: str,
-        context: int,
-        prefill_chunk: int,
-        deterministic: bool,
         cost: Mapping[str, Any] | str | None,
-        draft: Mapping[str, Any] | None,
         reads_per_s: float,
         flops_per_s: float,
     ) -> None:
-        if draft is not None:
-            raise UnknownPluginError(f"backends.{name}.draft: no drafter is called {draft.get('use')!r}; none is built yet")
-        at_least(context, 2, "context")
-        at_least(prefill_chunk, 1, "prefill_chunk")
-        if prefill_chunk > _WIDEST:
-            raise ConfigError(f"must be at most {_WIDEST}, not {prefill_chunk}", key="prefill_chunk")
-        self.name, self.model = name, model
+        settings.policy()  # what is wrong with it is found now
+        self.name, self.model, self.settings = settings.name, model, settings
         self.rates: Rates | None = local_rates(cost)
         self.capabilities = Capabilities(
-            parameters=_PARAMETERS, tools=False, json_mode=False, json_schema=False, context=context, local=True
+            parameters=_PARAMETERS, tools=False, json_mode=True, json_schema=True, context=settings.context, local=True
         )
-        self._context, self._prefill_chunk, self._deterministic = context, prefill_chunk, deterministic
+        self._context = settings.context
         self._reads_per_s, self._flops_per_s = reads_per_s, flops_per_s
         self._loaded: _Loaded | None = None
         self._closed = False
@@ -102,11 +93,15 @@ class LocalBackend(ABC):
         self._recent: deque[_Rendered] = deque(maxlen=_REMEMBERED)
 
     @abstractmethod
-    def load_runtime(self, progress: Callable[[float], bool]) -> Runtime:
+    def load_runtime(self, progress: Progress) -> Runtime:
         """Load the model, in a worker thread. `progress` takes the loaded part, 0 to 1; on False stop with `Interrupted`.
 
         Raises ConfigError, NotFoundError, MissingDependencyError.
         """
+
+    @abstractmethod
+    def load_draft(self, model: str, runtime: str | None) -> Runtime:
+        """Load a draft model, in a worker thread, on the runtime of this name (None: this backend's own). Raises likewise."""
 
     async def start(self, progress: Callable[[float], None] | None = None) -> None:
         """Load the model in a worker thread. `progress` is called from there with the loaded part, 0 to 1.
@@ -131,7 +126,7 @@ class LocalBackend(ABC):
             except Interrupted:
                 return None
             if cancelled.is_set():  # nobody is left to use it
-                loaded.engine.close()
+                loaded.started.engine.close()
             return loaded
 
         try:
@@ -139,21 +134,27 @@ class LocalBackend(ABC):
         except BaseException:
             cancelled.set()
             raise
-        tools = self._loaded is not None and self._loaded.template.tools is not None
-        parameters = _PARAMETERS | {"tool_choice"} if tools else _PARAMETERS
-        self.capabilities = replace(self.capabilities, tools=tools, parameters=parameters)
+        loaded = self._loaded
+        tools = loaded is not None and loaded.template.tools is not None
+        grammars = loaded is not None and loaded.forcing is not None
+        parameters = (
+            _PARAMETERS | ({"tool_choice"} if tools else frozenset()) | ({"response_format"} if grammars else frozenset())
+        )
+        self.capabilities = replace(
+            self.capabilities, tools=tools, parameters=parameters, json_mode=grammars, json_schema=grammars
+        )
 
-    def _load(self, progress: Callable[[float], bool]) -> _Loaded:
+    def _load(self, progress: Progress) -> _Loaded:
         runtime = self.load_runtime(progress)
         try:
-            chunk = invariant_width(runtime) if self._deterministic else self._prefill_chunk
             template = chat.ChatTemplate(runtime.info)
-            engine = loop.Engine(runtime, name=self.name, prefill_chunk=min(chunk, self._prefill_chunk))
+            started = start_engine(runtime, self.settings, self.load_draft)
         except BaseException:
             runtime.close()
             raise
-        engine.start()
-        return _Loaded(runtime, template, engine)
+        vocabulary = started.vocabulary
+        forcing = None if vocabulary is None else Forcing(vocabulary, template.tools, runtime.info.controls)
+        return _Loaded(runtime, template, started, forcing)
 
     def check(self, request: Request) -> Sequence[Reason]:
         """See `Backend.check`. A model that is not loaded yet is asked nothing about its template."""
@@ -173,13 +174,9 @@ class LocalBackend(ABC):
 
     def _refused_parameters(self, request: Request) -> list[str]:
         refused = []
-        if request.response_format is not None and request.response_format.kind != "text":
-            refused.append("response_format: this engine cannot force JSON")
         if request.reasoning is not None and request.reasoning.effort != "none":
             refused.append("reasoning: local models have no setting for it")
         choice = request.tool_choice
-        if choice is not None and choice.mode in ("required", "tool"):
-            refused.append(f"tool_choice: this engine cannot force a tool call ({choice.mode})")
         if choice is not None and choice.parallel is False and request.tools:
             refused.append("tool_choice: this engine cannot forbid parallel calls")
         if request.extra.get(self.name):
@@ -188,6 +185,15 @@ class LocalBackend(ABC):
             _sampling(request, seed=0)
         except InputError as error:
             refused.append(str(error))
+        loaded = self._loaded
+        if loaded is not None:
+            try:
+                if loaded.forcing is not None:
+                    loaded.forcing.grammar(request)
+                elif Forcing.wanted(request):
+                    refused.append(f"{Forcing.wanted(request)}: forcing the form of an answer needs llguidance")
+            except InputError as error:
+                refused.append(str(error))
         return refused
 
     def estimate(self, prompt: Prompt) -> Estimate:
@@ -203,10 +209,10 @@ class LocalBackend(ABC):
         belief = self._belief(loaded, request, tokens)
         read = belief.tokens or 0
         rest = len(tokens) - read
-        keep = rest if request.cache == "auto" else 0
+        keep = max(0, len(tokens) // PAGE * PAGE - read) if request.cache == "auto" else 0
         room = max(0, self._context - len(tokens))
         output_max = room if request.max_output_tokens is None else min(room, request.max_output_tokens)
-        typical = loaded.engine.answer_length.value
+        typical = loaded.started.engine.answer_length.value
         expected = min(output_max, EXPECTED_OUTPUT if typical is None else round(typical))
         counts = TokenEstimate(
             input=len(tokens),
@@ -217,24 +223,29 @@ class LocalBackend(ABC):
             output_max=output_max,
             worst_input=len(tokens),
         )
-        return Estimate(tokens=counts, belief=belief, latency=self._latency(loaded, rest, expected))
+        return Estimate(
+            tokens=counts,
+            belief=belief,
+            latency=self._latency(loaded, rest, expected),
+            speculation=_speculation(loaded.started, expected),
+        )
 
     def _belief(self, loaded: _Loaded, request: Request, tokens: tuple[int, ...]) -> Belief:
-        kept = loaded.engine.kept
         if request.cache == "off":
             return Belief(state="cold", tokens=0, evidence="cache = off")
-        if not kept.tokens or kept.namespace != _namespace(request):
-            return Belief(state="cold", tokens=0, evidence="no KV of this tenant is kept")
-        shared = min(loop.shared_prefix(kept.tokens, tokens), len(tokens) - 1)
-        evidence = f"{shared} of {len(kept.tokens)} tokens in the KV match"
-        if shared < min(len(kept.tokens), len(tokens) - 1):
-            held, asked = (loaded.runtime.piece(t[shared]).decode("utf-8", "replace") for t in (kept.tokens, tokens))
-            evidence += f", then it holds {held!r} where the prompt has {asked!r}"
-        state = "cold" if shared == 0 else "warm" if shared >= _WARM * len(tokens) else "partial"
-        return Belief(state=state, tokens=shared, evidence=evidence)  # type: ignore[arg-type]
+        here, stored, near = loaded.started.engine.peek(tokens, request.tenant)
+        reach = max(here, stored)
+        evidence = f"KV of {here} tokens is there"
+        if stored > here:
+            evidence = f"KV of {stored} tokens is in host memory, of {here} in place"
+        if near is not None:
+            held, asked = (loaded.runtime.piece(t).decode("utf-8", "replace") for t in (near.kept, near.given))
+            evidence += f"; at token {near.position} it holds {held!r} where the prompt has {asked!r}"
+        state = "cold" if reach == 0 else "warm" if reach >= _WARM * len(tokens) else "partial"
+        return Belief(state=state, tokens=reach, evidence=evidence)  # type: ignore[arg-type]
 
     def _latency(self, loaded: _Loaded, prefill: int, output: int) -> Latency:
-        engine, info = loaded.engine, loaded.runtime.info
+        engine, info = loaded.started.engine, loaded.runtime.info
         measured = engine.prefill_speed.value, engine.decode_speed.value
         prefill_speed = measured[0] or self._flops_per_s / (2 * max(1, info.parameters))
         decode_speed = measured[1] or self._reads_per_s / max(1, info.size)
@@ -273,12 +284,15 @@ class LocalBackend(ABC):
             output=room if request.max_output_tokens is None else min(room, request.max_output_tokens),
             stop=request.stop,
             cache=request.cache,
-            namespace=_namespace(request),
+            namespace=request.tenant,
+            session=request.session_id,
+            keep_s=self.settings.keep_warm,
+            grammar=None if loaded.forcing is None else loaded.forcing.grammar(request),
             warnings=prompt.warnings,
             **_tools(loaded, request),
         )
         deadline = None if timeout is None else anyio.current_time() + timeout
-        return EngineAttempt(loaded.engine.submit(job), backend=self.name, model=self.model, deadline=deadline)
+        return EngineAttempt(loaded.started.engine.submit(job), backend=self.name, model=self.model, deadline=deadline)
 
     async def aclose(self) -> None:
         """Stop the engine (its requests fail with EngineStoppedError) and free the model. Idempotent."""
@@ -286,7 +300,7 @@ class LocalBackend(ABC):
         loaded = self._loaded
         if loaded is not None:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(loaded.engine.close)
+                await anyio.to_thread.run_sync(loaded.started.engine.close)
 
     def _stopped(self) -> EngineStoppedError:
         why = "was closed" if self._closed else "is not started"
@@ -330,17 +344,22 @@ def _tools(loaded: _Loaded, request: Request) -> dict[str, Any]:
     return {"parser": form.parser(frozenset(tool.name for tool in request.tools)), "pieces": pieces}
 
 
-def _namespace(request: Request) -> str | None:
-    """KV is shared within a tenant, never between two; None is the one shared namespace."""
-    return request.tenant
+def _speculation(started: Started, output: int) -> Speculation | None:
+    """What the engine intends for an answer of this length; None: it was given no drafter."""
+    if started.control is None:
+        if started.reason is None:
+            return None
+        return Speculation(drafter=None, draft_length=0, acceptance=None, gain=None, reason=started.reason)
+    forecast = started.control.forecast(output)
+    return Speculation(
+        drafter=forecast.drafter,
+        draft_length=forecast.choice.length,
+        acceptance=forecast.acceptance,
+        gain=forecast.choice.gain,
+        reason=forecast.choice.reason,
+    )
 
 
 def _has_image(part: Part) -> bool:
     inner = part.content if isinstance(part, ToolResultPart) else (part,)
     return any(isinstance(p, ImagePart) for p in inner)
-
-
-def at_least(value: int, least: int, key: str) -> None:
-    """Raises ConfigError, naming the key."""
-    if value < least:
-        raise ConfigError(f"must be at least {least}, not {value}", key=key)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from cachespec.backends._local import LocalBackend, at_least
+from cachespec.backends._drafts import load_draft
+from cachespec.backends._local import LocalBackend
+from cachespec.backends._startup import SPARE_SLOTS, EngineSettings, Progress, at_least
+from cachespec.durations import Duration
 from cachespec.engine.models import find_model
 from cachespec.engine.runtimes.base import Runtime
 from cachespec.engine.runtimes.llamacpp import LlamaCppRuntime
@@ -22,15 +25,22 @@ class LlamaCppBackend(LocalBackend):
     Args:
         model: a path, ``hf:org/repo[/file]``, or the name of a model that an installed package ships (``smollm2``).
         context: tokens that prompt and answer of a request may have together.
+        parallel: requests that run at once; others wait.
+        kv_tokens: tokens of all requests and kept prefixes together that there is memory for; None is twice `context`.
         threads: None takes half of the logical cores that this process may use, at least one.
         gpu_layers: layers to put on the GPU; None leaves that to llama.cpp.
         prefill_chunk: prompt tokens a call, 1 to 512. Between calls, other work gets its turn.
-        deterministic: the text for a seed does not depend on what was cached or how the prompt was cut (contract E2).
-            Costs a few seconds at start, and prefill speed where the kernels' invariant width is below `prefill_chunk`.
+        max_gap: how many times longer than otherwise a running stream may wait for its next token while a prompt comes in.
+        host_cache_mb: memory for KV that had to make room, in MB.
+        keep_warm: how long what a session computed goes after what others did.
+        deterministic: the text for a seed depends on nothing else: not on what was cached, on how the prompt was cut, on who
+            runs beside it, nor on drafts (contract E2). Costs a few seconds at start, memory for `context` tokens for each of
+            `parallel` and two more, and speed where the kernels' invariant width is small.
         cost: ``"0"``, ``{"per_hour": "0.40"}`` or ``{"per_mtok": ...}``; see `pricing.local_rates`.
-        draft: drafters are not built yet: any is an UnknownPluginError.
+        draft: the drafter, ``{"use": "suffix"}``; None decodes plainly. Its first start measures for some seconds.
+        acceptance: the policy that says how far to draft; ``goodput`` where neither this nor ``[policies]`` says.
 
-    Raises ConfigError for values out of range. Nothing is loaded before `start`.
+    Raises ConfigError for values out of range, UnknownPluginError. Nothing is loaded before `start`.
     """
 
     def __init__(
@@ -39,43 +49,62 @@ class LlamaCppBackend(LocalBackend):
         name: str,
         model: str,
         context: int = 4096,
+        parallel: int = 4,
+        kv_tokens: int | None = None,
         threads: int | None = None,
         gpu_layers: int | None = None,
         prefill_chunk: int = 128,
+        max_gap: float = 4.0,
+        host_cache_mb: int = 256,
+        keep_warm: Duration = 300.0,
         deterministic: bool = False,
         cost: Mapping[str, Any] | str | None = None,
         draft: Mapping[str, Any] | None = None,
+        acceptance: Mapping[str, Any] | None = None,
     ) -> None:
         at_least(1 if threads is None else threads, 1, "threads")
         at_least(0 if gpu_layers is None else gpu_layers, -1, "gpu_layers")
-        self._threads = threads or _default_threads()
+        self._threads = threads or default_threads()
         self._gpu_layers = gpu_layers
-        super().__init__(
+        settings = EngineSettings(
             name=name,
-            model=model,
             context=context,
+            parallel=parallel,
             prefill_chunk=prefill_chunk,
+            max_gap=max_gap,
+            kv_tokens=kv_tokens,
+            host_cache_mb=host_cache_mb,
+            keep_warm=keep_warm,
             deterministic=deterministic,
-            cost=cost,
             draft=draft,
-            reads_per_s=_READS_PER_S,
-            flops_per_s=_FLOPS_PER_THREAD * self._threads,
+            acceptance=acceptance,
         )
+        flops = _FLOPS_PER_THREAD * self._threads
+        super().__init__(settings, model=model, cost=cost, reads_per_s=_READS_PER_S, flops_per_s=flops)
 
-    def load_runtime(self, progress: Callable[[float], bool]) -> Runtime:
+    def load_runtime(self, progress: Progress) -> Runtime:
         """See `LocalBackend.load_runtime`."""
+        settings = self.settings
         return LlamaCppRuntime(
             find_model(self.model),
-            context=self._context,
+            context=settings.context,
             threads=self._threads,
-            width=self._prefill_chunk,
+            sequences=settings.parallel + SPARE_SLOTS if settings.deterministic else settings.shared_slots,
+            room=settings.room,
+            isolated=settings.deterministic,
+            width=settings.width,
             gpu_layers=self._gpu_layers,
-            flash_attention=True if self._deterministic else None,
+            flash_attention=True if settings.deterministic else None,
             progress=progress,
         )
 
+    def load_draft(self, model: str, runtime: str | None) -> Runtime:
+        """See `LocalBackend.load_draft`."""
+        return load_draft(model, runtime or "llamacpp", self.settings, threads=self._threads, gpu_layers=self._gpu_layers)
 
-def _default_threads() -> int:
+
+def default_threads() -> int:
+    """Half of the logical cores that this process may use: of two that share a core, the second hinders."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS

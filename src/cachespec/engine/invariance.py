@@ -17,29 +17,52 @@ _BASE = 11  # a start that no tile size divides
 
 
 def invariant_width(runtime: Runtime) -> int:
-    """The widest call found invariant, at most ``runtime.width``. Sequence 0 must be empty, and is so afterwards."""
+    """The widest call found invariant, at most ``runtime.width``. All sequences must be empty, and are so afterwards."""
     limit = min(runtime.width, runtime.info.context - _BASE)
     tokens = [key(0, i) % runtime.info.vocab for i in range(_BASE + max(limit, 0))]
     singly: list[bytes] = []
-    width = 1
+    found = [1]
     try:
         for size in (s for s in _SIZES if s <= limit):
             # What the last round left is, bit for bit, what single tokens would have left.
             for at in range(len(singly), _BASE + size):
-                singly += _digests(runtime, at, tokens[at : at + 1])
-            if not runtime.truncate(0, _BASE):
-                runtime.free(0)
-                for at in range(_BASE):
-                    _digests(runtime, at, tokens[at : at + 1])
-            if _digests(runtime, _BASE, tokens[_BASE : _BASE + size]) != singly[_BASE : _BASE + size]:
+                singly += _digests(runtime, [(at, tokens[at : at + 1])])
+            _rewind(runtime, tokens)
+            if _digests(runtime, [(_BASE, tokens[_BASE : _BASE + size])]) != singly[_BASE : _BASE + size]:
                 break
-            width = size
+            found.append(size)
+        while found[-1] > 1 and not _in_company(runtime, tokens, singly, found[-1]):
+            found.pop()
     finally:
+        for sequence in range(runtime.sequences):
+            runtime.free(sequence)
+    return found[-1]
+
+
+def _in_company(runtime: Runtime, tokens: Sequence[int], singly: Sequence[bytes], size: int) -> bool:
+    """Whether calls of this size are also right when other sequences have a part in them: one, or as many as there are."""
+    for others in {1, min(runtime.sequences, size) - 1} - {0} if runtime.sequences > 1 else ():
+        own = max(1, size // 2) if others == 1 else size - others
+        for sequence in range(1, others + 1):
+            runtime.free(sequence)
+        _rewind(runtime, tokens)
+        spans = [(_BASE, tokens[_BASE : _BASE + own])]
+        spans += [(0, tokens[: size - own] if others == 1 else tokens[i : i + 1]) for i in range(others)]
+        if _digests(runtime, spans) != singly[_BASE : _BASE + own]:
+            return False
+    return True
+
+
+def _rewind(runtime: Runtime, tokens: Sequence[int]) -> None:
+    """Have sequence 0 hold the base, as single tokens make it."""
+    if not runtime.truncate(0, _BASE):
         runtime.free(0)
-    return width
+    for at in range(runtime.length(0), _BASE):
+        _digests(runtime, [(at, tokens[at : at + 1])])
 
 
-def _digests(runtime: Runtime, start: int, tokens: Sequence[int]) -> list[bytes]:
-    """Evaluate in one call; the digest of each row of logits."""
-    rows = runtime.rows(runtime.evaluate([Span(sequence=0, start=start, tokens=tokens, rows=len(tokens))]))
+def _digests(runtime: Runtime, parts: Sequence[tuple[int, Sequence[int]]]) -> list[bytes]:
+    """Evaluate in one call, the first sequence's first; the digest of each of its rows of logits."""
+    spans = [Span(sequence=i, start=start, tokens=tokens, rows=len(tokens)) for i, (start, tokens) in enumerate(parts)]
+    rows = runtime.rows(runtime.evaluate(spans)[: len(parts[0][1])])
     return [blake2b(row.tobytes(), digest_size=16).digest() for row in rows]

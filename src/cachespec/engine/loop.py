@@ -1,12 +1,11 @@
-"""The engine: one thread that owns a runtime and runs sequences on it, one at a time, in the order they came.
+"""The engine: one thread that owns a runtime and runs many requests on it at once (contracts E1, E6).
 
-Everything a sequence needs is the difference between its tokens and those the KV holds: the whole prompt, what a shared
-prefix left of it, or one token. So prefill, decode, prefix reuse and going on after a pause are one step: evaluate the
-next chunk of the difference, and when nothing is left of it, draw a token.
+Each turn it lets in what may run, and makes one step of everything that runs: one call of the runtime (`engine.stepping`).
+Requests come in the order they were queued, as many at once as there are seats. One whose reader is slow sits out, and gives
+its seat up when others wait for it. When room runs out, what is merely kept goes first, then the youngest request starts over
+from what is left of it; the text does not change by that.
 
-KV is kept after a request, and the next one of the same namespace reuses the longest common beginning, at most all but its
-last token, which must be evaluated to have something to draw from. Only tokens that were evaluated and belong to an
-answer count: nothing of a stop string, and nothing that an aborted request generated.
+Of requests that need the same beginning one computes it, and the others begin when it is there.
 """
 
 from __future__ import annotations
@@ -14,76 +13,69 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import deque
-from collections.abc import Sequence as TokenSequence
-from dataclasses import dataclass
-from time import perf_counter
-from typing import Final
+from collections.abc import Sequence as List
+from time import monotonic, perf_counter
+from typing import Any, Final
 
-from cachespec.engine.runtimes.base import Interrupted, Runtime, Span
+from cachespec.engine.averages import Average, shared_prefix
+from cachespec.engine.control import SpeculationControl
+from cachespec.engine.costs import CostModel
+from cachespec.engine.pages import PAGE
+from cachespec.engine.prefix import NearMiss
+from cachespec.engine.runtimes.base import Interrupted, Runtime
 from cachespec.engine.sequence import Job, Sequence
+from cachespec.engine.slots import Slots
+from cachespec.engine.stepping import Drawn, Part, Stepper
 from cachespec.errors import ContextLengthError, EngineStoppedError, InputError, OutOfPagesError, ServerError
 from cachespec.events import Event, Finished, UsageReported
 
 GRACE_S: Final = 0.25
-"""How long a paused sequence keeps the engine while others wait; then they go first and it starts over where it was."""
-
-_MEMORY = 0.98  # weight of the past in running averages, per measurement
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What the KV holds for reuse, as of the last change: published whole, so any thread may look."""
-
-    namespace: str | None = None
-    tokens: tuple[int, ...] = ()
-
-
-class Average:
-    """A running ratio (tokens a second, tokens an answer) that forgets slowly. `value` is None before any sample."""
-
-    __slots__ = ("_amount", "_weight")
-
-    def __init__(self) -> None:
-        self._amount = self._weight = 0.0
-
-    def add(self, amount: float, weight: float) -> None:
-        self._amount = self._amount * _MEMORY + amount
-        self._weight = self._weight * _MEMORY + weight
-
-    @property
-    def value(self) -> float | None:
-        return self._amount / self._weight if self._weight > 0 else None
-
-
-def shared_prefix(a: TokenSequence[int], b: TokenSequence[int]) -> int:
-    """How many leading tokens two tuples (or two lists) have in common."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # slices compare at C speed, a Python loop over thousands of tokens does not
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+"""How long a paused sequence keeps its seat while others wait; then they go first and it goes on later where it was."""
+_SPARE = 32  # tokens of room for each running sequence before another is let in
 
 
 class Engine:
-    """Runs jobs on a runtime, which it owns and closes. `start` it; `submit` and `close` from any thread."""
+    """Runs jobs on a runtime, which it owns and closes. `start` it; `submit` and `close` from any thread.
 
-    def __init__(self, runtime: Runtime, *, name: str = "engine", prefill_chunk: int = 128) -> None:
+    Args:
+        parallel: requests that run at once, at most the runtime's sequences; None: as many as those.
+        prefill_chunk: prompt tokens a call, at most.
+        width: tokens a call, at most; None is the runtime's.
+        max_gap: a step that prefills takes at most so many times longer for those that run beside it.
+        host_bytes: memory for KV that had to make room.
+        control: speculation; None does without. `costs` are what it goes by.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        name: str = "engine",
+        parallel: int | None = None,
+        prefill_chunk: int = 128,
+        width: int | None = None,
+        max_gap: float = 4.0,
+        host_bytes: int = 0,
+        control: SpeculationControl | None = None,
+        costs: CostModel | None = None,
+    ) -> None:
         self._runtime, self._name = runtime, name
-        self._chunk = max(1, min(prefill_chunk, runtime.width))
+        width = runtime.width if width is None else min(width, runtime.width)
+        self.parallel = min(runtime.sequences, parallel or runtime.sequences)
+        self._slots = Slots(runtime, seats=self.parallel, host_bytes=host_bytes)
+        self._stepper = Stepper(
+            runtime, width=width, chunk=max(1, prefill_chunk), max_gap=max_gap, control=control, costs=costs
+        )
+        self._control = control
         self._condition = threading.Condition()
         self._waiting: deque[Sequence] = deque()
-        self._current: Sequence | None = None
-        self._paused_at: float | None = None
+        self._running: list[Sequence] = []
+        self._stepping: tuple[Sequence, ...] = ()
+        self._stirs = 0  # grows with everything that the thread may have to look at
         self._closing = False
         self._failure: BaseException | None = None
-        self._submitted = 0
-        self._held: list[int] = []  # tokens whose KV sequence 0 of the runtime holds
-        self._namespace: str | None = None
+        self._submitted = self._preempted = 0
         self._thread = threading.Thread(target=self._run, name=f"cachespec-{name}", daemon=True)
-        self.kept = Kept()
         self.prefill_speed, self.decode_speed, self.answer_length = Average(), Average(), Average()
 
     def start(self) -> None:
@@ -99,13 +91,15 @@ class Engine:
         if len(job.prompt) + job.output > context:
             detail = f"{len(job.prompt)} + {job.output} tokens do not fit a context of {context}"
             raise ContextLengthError(detail, backend=self._name)
+        space = None if job.cache == "off" else self._slots.namespace(job.namespace)
         with self._condition:
             if self._closing or self._failure is not None:
                 raise self._stopped()
             self._submitted += 1
-            sequence = Sequence(job, self._submitted, self._notify, self._cancel)
+            drafts = self._control is not None
+            sequence = Sequence(job, self._submitted, self._notify, self._cancel, space=space, drafts=drafts)
             self._waiting.append(sequence)
-            self._condition.notify()
+            self._stir()
         return sequence
 
     def close(self) -> None:
@@ -113,9 +107,9 @@ class Engine:
         with self._condition:
             self._closing = True
             self._interrupt()
-            self._condition.notify()
+            self._stir()
         if self._thread.ident is None:
-            self._runtime.close()
+            self._release()
         elif self._thread is not threading.current_thread():
             self._thread.join()
         atexit.unregister(self.close)
@@ -124,19 +118,30 @@ class Engine:
     def active(self) -> int:
         """Sequences queued or running."""
         with self._condition:
-            return len(self._waiting) + (self._current is not None)
+            return len(self._waiting) + len(self._running)
 
     @property
     def backlog(self) -> tuple[int, int]:
-        """What is ahead of a new job: prompt tokens to evaluate, and sequences to finish."""
+        """What is ahead of a new job: prompt tokens to evaluate, and sequences that must end before it gets a seat."""
         with self._condition:
-            ahead = [s for s in (self._current, *self._waiting) if s is not None]
-            return sum(s.pending for s in ahead), len(ahead)
+            ahead = [*self._running, *self._waiting]
+            tokens = sum(max(0, s.missing - 1) for s in ahead if not s.text.tokens)
+            return tokens, max(0, len(ahead) + 1 - self.parallel)
 
     @property
     def failure(self) -> BaseException | None:
         """What crashed the engine."""
         return self._failure
+
+    def peek(self, tokens: List[int], tenant: str | None) -> tuple[int, int, NearMiss | None]:
+        """Tokens of a prompt that are there, those in host memory, and where it leaves what is kept. From any thread."""
+        return self._slots.peek(tokens, tenant)
+
+    def report(self) -> dict[str, Any]:
+        """Figures since the start: the prefix index, speculation, what was preempted. From any thread."""
+        control = self._control
+        stats = None if control is None else control.stats()
+        return {"prefix": self._slots.stats(), "speculation": stats, "preempted": self._preempted}
 
     def _stopped(self) -> EngineStoppedError:
         why = "was closed" if self._failure is None else f"crashed: {self._failure!r}"
@@ -144,15 +149,20 @@ class Engine:
         error.__cause__ = self._failure
         return error
 
+    def _stir(self) -> None:
+        self._stirs += 1
+        self._condition.notify()
+
     def _notify(self) -> None:
         with self._condition:
-            self._condition.notify()
+            self._stir()
 
     def _cancel(self, sequence: Sequence) -> None:
         with self._condition:
-            if sequence is self._current:
+            # Only a step that nobody needs any more is interrupted: others would lose their part in it.
+            if sequence in self._stepping and all(s.cancelled for s in self._stepping):
                 self._interrupt()
-            self._condition.notify()
+            self._stir()
 
     def _interrupt(self) -> None:
         if self._thread.is_alive():
@@ -168,161 +178,246 @@ class Engine:
             self._failure = error
         with self._condition:
             self._closing = True
-            left = [s for s in (self._current, *self._waiting) if s is not None]
-            self._current = None
+            left = [*self._running, *self._waiting]
+            self._running.clear()
             self._waiting.clear()
-        self.kept = Kept()
         for sequence in left:
             sequence.end([], self._stopped())
-        self._runtime.close()
+        self._release()
+
+    def _release(self) -> None:
+        try:
+            if self._control is not None:
+                self._control.stop()
+        finally:
+            self._runtime.close()
 
     def _turn(self) -> bool:
-        """One step of one sequence, or one wait. False: the engine is closed."""
+        """One step of everything that runs, or one wait. False: the engine is closed."""
         with self._condition:
             # Taken back before looking for what was cancelled: a cancellation from here on interrupts the step again.
+            self._stepping = ()
             self._runtime.resume()
             if self._closing:
                 return False
+            seen = self._stirs
             gone = [s for s in self._waiting if s.cancelled]
             for sequence in gone:
                 self._waiting.remove(sequence)
-            current = self._current
         for sequence in gone:
+            self._stepper.end(sequence, learn=False)
             sequence.end([])
-        if current is not None and current.cancelled:
-            self._abort(current, None)
-        elif current is None or not current.room:
-            self._choose()
+        for sequence in [s for s in self._running if s.cancelled]:
+            self._abort(sequence, None)
+        deadline = self._let_in()
+        ready = [s for s in self._running if s.room]
+        parts = self._stepper.parts(ready) if ready else []
+        if parts:
+            self._step(parts)
         else:
-            self._step(current)
+            with self._condition:
+                if self._stirs == seen and not self._closing:
+                    self._condition.wait(None if deadline is None else max(0.0, deadline - perf_counter()))
         return True
 
-    def _choose(self) -> None:
-        """Take the first sequence that can go on, or wait for one. A paused one keeps its place for `GRACE_S`."""
-        with self._condition:
-            ready = next((s for s in self._waiting if s.room), None)
-            current, wait = self._current, None
-            if current is not None and ready is not None:
-                now = perf_counter()
-                self._paused_at = now if self._paused_at is None else self._paused_at
-                wait = self._paused_at + GRACE_S - now
-            if ready is None or (wait is not None and wait > 0):
-                if not self._stirred(current):
-                    self._condition.wait(wait)
-                return
-            self._waiting.remove(ready)
-            if current is not None:
-                self._waiting.appendleft(current)
-            self._current, self._paused_at = ready, None
-        start = perf_counter()
-        if current is not None:
-            self._retain(current)
-        self._admit(ready)
-        ready.busy_s += perf_counter() - start
+    def _let_in(self) -> float | None:
+        """Give seats to those that wait. When to look again at the latest, if somebody waits for a paused one's seat."""
+        while True:
+            with self._condition:
+                ready = next((s for s in self._waiting if s.room and not self._follows(s)), None)
+            if ready is None:
+                return None
+            if len(self._running) >= self.parallel:
+                deadline = self._yield_seat()
+                if deadline is not None:
+                    return deadline
+                if len(self._running) >= self.parallel:
+                    return None
+            if not self._admit(ready):
+                return None
 
-    def _stirred(self, current: Sequence | None) -> bool:
-        """Whether something changed since it was looked at, so that waiting would miss it."""
-        if self._closing or any(s.cancelled for s in self._waiting):
+    def _yield_seat(self) -> float | None:
+        """Take the seat of a sequence whose reader has kept it waiting long enough; else when that will be, if ever."""
+        now, first = perf_counter(), None
+        for sequence in self._running:
+            if sequence.room:
+                sequence.paused_at = None
+                continue
+            sequence.paused_at = sequence.paused_at or now
+            if sequence.paused_at + GRACE_S <= now:
+                self._suspend(sequence)
+                return None
+            first = min(first or sequence.paused_at, sequence.paused_at)
+        return None if first is None else first + GRACE_S
+
+    def _follows(self, sequence: Sequence) -> bool:
+        """Whether somebody is computing right now what this one begins with, so that waiting is cheaper than computing."""
+        if sequence.space is None:
+            return False
+        if sequence.behind is not None:
+            leader, shared = sequence.behind
+            if leader in self._running and leader.lease is not None and leader.lease.known < shared and leader.missing > 1:
+                return True
+            sequence.behind = None
+        for leader in self._running:
+            lease = leader.lease
+            if lease is not None and leader.writes and leader.space == sequence.space and leader.missing > 1:
+                shared = min(shared_prefix(leader.tokens, sequence.tokens), len(sequence.tokens) - 1) // PAGE * PAGE
+                if lease.known < shared and self.peek(sequence.tokens, sequence.job.namespace)[0] < shared:
+                    sequence.behind = leader, shared
+                    return True
+        return False
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a sequence a slot with what is there of its tokens; False: there is no room now."""
+        slots = self._slots
+        if sequence.blocked_at == slots.changes and self._running:
+            return False
+        start = perf_counter()
+        spare = _SPARE * len(self._running)
+        lease = slots.admit(sequence.tokens, sequence.space, spare=spare)
+        if lease is None:
+            if self._running:
+                sequence.blocked_at = slots.changes
+                return False
+            with self._condition:
+                self._waiting.remove(sequence)
+            sequence.end([], OutOfPagesError(f"no room for {len(sequence.tokens)} tokens", backend=self._name))
             return True
-        return current is not None and (current.cancelled or current.room)
-
-    def _admit(self, sequence: Sequence) -> None:
-        """Cut the KV to what this sequence shares with it."""
-        job = sequence.job
-        shared = 0
-        if job.cache != "off" and job.namespace == self._namespace:
-            shared = min(shared_prefix(self._held, sequence.tokens), len(sequence.tokens) - 1)
-        shared = self._cut(shared)
-        self._namespace = job.namespace
+        sequence.lease, sequence.paused_at = lease, None
         if sequence.reused is None:
-            sequence.reused = shared
-        self._publish()
-
-    def _step(self, sequence: Sequence) -> None:
-        """Evaluate the next chunk; when that was the last, draw a token and hand out its text."""
-        self._paused_at = None
-        start = perf_counter()
-        runtime, done = self._runtime, len(self._held)
-        chunk = sequence.tokens[done : done + self._chunk]
-        last = done + len(chunk) == len(sequence.tokens)
-        try:
-            rows = runtime.evaluate([Span(sequence=0, start=done, tokens=chunk, rows=int(last))])
-        except Interrupted:
-            del self._held[runtime.length(0) :]
-            sequence.busy_s += perf_counter() - start
-            return
-        except OutOfPagesError as error:
-            self._cut(runtime.length(0))
-            self._abort(sequence, error)
-            return
-        self._held += chunk
-        speed = self.prefill_speed if len(chunk) > 1 else self.decode_speed
-        speed.add(len(chunk), perf_counter() - start)
-        try:
-            token = runtime.draw(rows, [sequence.job.sampling], [len(sequence.tokens)])[0] if last else None
-        except ArithmeticError as error:  # this prompt breaks the model; what it left in the KV is worth nothing
-            self._cut(0)
-            self._abort(sequence, ServerError(str(error), backend=self._name, retryable=False))
-            return
-        events, reason = ([], None) if token is None else self._accept(sequence, token)
+            sequence.reused = lease.held
+            self._stepper.begin(sequence)
         sequence.busy_s += perf_counter() - start
-        if reason is None:
+        with self._condition:
+            self._waiting.remove(sequence)
+            self._running.append(sequence)
+        return True
+
+    def _suspend(self, sequence: Sequence) -> None:
+        """Take a running sequence off its slot; it goes on later, with what is then left of its KV."""
+        lease, sequence.lease, sequence.paused_at = sequence.lease, None, None
+        if lease is not None:
+            self._slots.release(lease, sequence.tokens if sequence.writes else sequence.tokens[: sequence.reused])
+        with self._condition:
+            self._running.remove(sequence)
+            self._waiting.appendleft(sequence)
+
+    def _step(self, parts: list[Part]) -> None:
+        """Evaluate, draw, and hand out what came of it."""
+        start = perf_counter()
+        parts = self._fit(parts)
+        if not parts:
+            return
+        with self._condition:
+            self._stepping = tuple(part.sequence for part in parts)
+            if self._closing or all(s.cancelled for s in self._stepping):
+                return
+        try:
+            rows = self._stepper.evaluate(parts)
+        except (Interrupted, OutOfPagesError) as error:
+            for part in parts:
+                self._slots.sync(part.lease)
+            self._share(parts, perf_counter() - start)
+            if isinstance(error, OutOfPagesError) and not self._slots.evict(sum(len(p.evaluated) for p in parts)):
+                self._preempt(parts, error)
+            return
+        drawn = self._stepper.draw(parts, rows)
+        seconds = perf_counter() - start
+        self._share(parts, seconds)
+        for result, events in zip(drawn, self._stepper.settle(drawn, seconds), strict=True):
+            self._conclude(result, events, seconds)
+
+    def _fit(self, parts: list[Part]) -> list[Part]:
+        """Make room for a step: by what is kept, then without drafts, then without the youngest."""
+        while parts and not self._slots.make_room(sum(len(part.evaluated) for part in parts)):
+            if any(part.drafts for part in parts):
+                for part in parts:
+                    part.clip(0)
+                continue
+            gone = self._preempt(parts, OutOfPagesError("no room for more tokens", backend=self._name))
+            parts = [part for part in parts if part.sequence is not gone]
+        return parts
+
+    def _preempt(self, parts: List[Part], error: OutOfPagesError) -> Sequence:
+        """Take the youngest off its slot; one that is alone has had all the room there is, and fails."""
+        youngest = max(self._running, key=lambda s: (not s.room, s.number))
+        if len(self._running) > 1:
+            self._preempted += 1
+            self._suspend(youngest)
+            youngest.blocked_at = self._slots.changes
+        else:
+            self._abort(youngest, error)
+        return youngest
+
+    def _share(self, parts: List[Part], seconds: float) -> None:
+        """Split a step's seconds by tokens evaluated, and note how fast that was."""
+        total = sum(len(part.evaluated) for part in parts)
+        for part in parts:
+            own = seconds * len(part.evaluated) / total
+            part.sequence.busy_s += own
+            if len(part.tokens) > 1:
+                self.prefill_speed.add(len(part.tokens), own)
+
+    def _conclude(self, drawn: Drawn, events: list[Event], seconds: float) -> None:
+        """One sequence's end of a step: its KV cut to what counts, its text handed out."""
+        part, sequence, settled = drawn.part, drawn.part.sequence, drawn.settled
+        if drawn.error is not None:  # this prompt breaks the model; what it left in the KV is worth nothing
+            self._abort(sequence, ServerError(str(drawn.error), backend=self._name, retryable=False), spoilt=True)
+            return
+        if settled is None or len(part.tokens) > 1:
+            self._prefilled(part)
+        if settled is None:
+            return
+        self._slots.cut(part.lease, part.lease.held - len(part.drafts) + settled.accepted)
+        if len(part.tokens) == 1:
+            self.decode_speed.add(settled.taken, seconds)
+        events += sequence.job.parser.push(drawn.text)
+        if settled.reason is None:
             sequence.put(events)
         else:
-            self._finish(sequence, events, reason)
+            self._finish(sequence, events, settled.reason)
 
-    def _accept(self, sequence: Sequence, token: int) -> tuple[list[Event], str | None]:
-        """Take a drawn token into the answer: the events it makes, and why the answer ends with it, if it does."""
-        job = sequence.job
-        if self._runtime.is_end(token):
-            return [], "stop"
-        sequence.tokens.append(token)
-        piece = job.pieces.get(token)
-        shown = sequence.text.push(self._runtime.piece(token) if piece is None else piece)
-        events: list[Event] = [*job.parser.push(shown)]
-        if sequence.text.stopped is not None:
-            return events, "stop"
-        full = len(sequence.tokens) - len(job.prompt) >= job.output
-        return events, "length" if full else None
+    def _prefilled(self, part: Part) -> None:
+        """Let others share what there is of a prompt."""
+        sequence, lease = part.sequence, part.lease
+        if not sequence.writes:
+            return
+        if self._runtime.info.rewinds:
+            self._slots.keep(lease, sequence.tokens[: lease.held])
+        elif lease.held == (len(sequence.job.prompt) - 1) // PAGE * PAGE:
+            sequence.kept = self._slots.checkpoint(lease, sequence.tokens[: lease.held])
 
     def _finish(self, sequence: Sequence, events: list[Event], reason: str) -> None:
-        start = perf_counter()
-        job = sequence.job
+        job, start = sequence.job, perf_counter()
         events += [*job.parser.push(sequence.text.finish()), *job.parser.finish()]
         del sequence.tokens[len(job.prompt) + sequence.text.tokens :]  # nothing of a stop string is kept
-        self._retain(sequence)
+        self._leave(sequence)
+        self._stepper.end(sequence, learn=True)
+        if job.session is not None and job.keep_s > 0 and sequence.writes:
+            self._slots.pin((sequence.space, job.session), sequence.tokens, sequence.space, monotonic() + job.keep_s)
         self.answer_length.add(sequence.text.tokens, 1)
         sequence.busy_s += perf_counter() - start
-        with self._condition:
-            self._current = None
         usage = sequence.counted(sequence.kept)
         if job.parser.calls and reason == "stop":
             reason = "tool_calls"
         finished = Finished(reason=reason, busy_s=sequence.busy_s, warnings=job.warnings)
         sequence.end([*events, UsageReported(usage), finished])
 
-    def _abort(self, sequence: Sequence, error: Exception | None) -> None:
+    def _abort(self, sequence: Sequence, error: Exception | None, *, spoilt: bool = False) -> None:
         """End a sequence before its time. What it generated is not kept; what it evaluated of its prompt is."""
-        del sequence.tokens[len(sequence.job.prompt) :]
-        self._retain(sequence)
-        with self._condition:
-            self._current = None
+        del sequence.tokens[0 if spoilt else len(sequence.job.prompt) :]
+        self._leave(sequence)
+        self._stepper.end(sequence, learn=False)
         sequence.end([], error)
 
-    def _retain(self, sequence: Sequence) -> None:
-        """Cut the KV to what may stay of this sequence, and note how much of its prompt that is."""
-        limit = {"auto": len(sequence.tokens), "no-write": sequence.reused or 0, "off": 0}[sequence.job.cache]
-        sequence.kept = min(self._cut(min(limit, len(self._held))), len(sequence.job.prompt))
-        self._publish()
-
-    def _cut(self, length: int) -> int:
-        """Forget KV from `length` on; where the model cannot do that, all of it. How much is left."""
-        if length < len(self._held):
-            if length == 0 or not self._runtime.truncate(0, length):
-                self._runtime.free(0)
-                length = 0
-            del self._held[length:]
-        return len(self._held)
-
-    def _publish(self) -> None:
-        self.kept = Kept(self._namespace, tuple(self._held))
+    def _leave(self, sequence: Sequence) -> None:
+        """Give the seat and the slot back, and note how much of the prompt stays in the KV."""
+        lease, sequence.lease = sequence.lease, None
+        if lease is not None:
+            tokens = sequence.tokens if sequence.writes else sequence.tokens[: sequence.reused]
+            stays = self._slots.release(lease, tokens)
+            sequence.kept = stays if self._runtime.info.rewinds else max(stays, sequence.kept)
+        with self._condition:
+            if sequence in self._running:
+                self._running.remove(sequence)

@@ -32,10 +32,23 @@ def find_model(name: str) -> Path:
     return _from_package(name)
 
 
-def check_model(name: str) -> None:
-    """Raise what `find_model` would raise, as far as this machine can tell: nothing is asked of the hub, or downloaded."""
+def find_checkpoint(name: str) -> Path:
+    """The same for a runtime that also reads Hugging Face checkpoints: a GGUF file, or a folder with one of those.
+
+    ``hf:org/repo`` without a file is the checkpoint where the repository has one, else its only GGUF file.
+    """
+    if name.startswith(_HUB):
+        return _from_hub(*_reference(name), folder=True)
+    path = Path(name).expanduser()
+    return path if (path / "config.json").is_file() else find_model(name)
+
+
+def check_model(name: str, *, folder: bool = False) -> None:
+    """Raise what `find_model` (`folder`: `find_checkpoint`) would, as far as this machine can tell, without the hub."""
     if name.startswith(_HUB):
         _reference(name)
+    elif folder:
+        find_checkpoint(name)
     else:
         find_model(name)
 
@@ -82,7 +95,7 @@ def _reference(name: str) -> tuple[str, str | None]:
     return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
 
 
-def _from_hub(repo: str, file: str | None) -> Path:
+def _from_hub(repo: str, file: str | None, *, folder: bool = False) -> Path:
     reference = repo if file is None else f"{repo}/{file}"
     try:
         import huggingface_hub as hub
@@ -95,6 +108,8 @@ def _from_hub(repo: str, file: str | None) -> Path:
             return Path(cached)
         # One request without a retry: the library's own downloads try for half a minute before they say that nobody is there.
         listed = [item.rfilename for item in hub.HfApi().model_info(repo, timeout=HUB_TIMEOUT_S).siblings or ()]
+        if folder and file is None and "config.json" in listed:
+            return Path(hub.snapshot_download(repo, allow_patterns=["*.json", "*.jinja", "*.model", "*.safetensors"]))
         return Path(hub.hf_hub_download(repo, _only_file(listed, repo) if file is None else file))
     except (errors.RepositoryNotFoundError, errors.RemoteEntryNotFoundError, errors.RevisionNotFoundError) as error:
         raise NotFoundError(f"the hub has no hf:{reference}, or does not show it to you", model=repo) from error

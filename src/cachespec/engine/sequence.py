@@ -12,7 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from cachespec.engine.control import Track
+from cachespec.engine.pages import PAGE
+from cachespec.engine.processors import Processor
 from cachespec.engine.sampling import Sampling
+from cachespec.engine.slots import Lease
+from cachespec.engine.structured import Grammar, GrammarState
 from cachespec.engine.text import TextStream
 from cachespec.engine.toolcalls import PlainText, ToolParser
 from cachespec.events import Event
@@ -31,7 +36,9 @@ class Job:
         output: the most tokens to generate, at least one; prompt and output together fit the context.
         stop: strings that end the answer, never shown.
         cache: ``auto``; ``off`` (neither reuse nor keep); ``no-write`` (reuse, keep nothing new).
-        namespace: KV is shared only within one (the tenant, the adapter...).
+        namespace: KV and earlier answers are shared only within one (the tenant).
+        session: whose KV stays for `keep_s` seconds after the answer, before others' goes.
+        grammar: what the answer has to follow.
         parser: splits the text into text and tool calls; a new one for each job.
         pieces: bytes of control tokens that this job's parser must see.
         warnings: passed on with the end of the answer.
@@ -43,6 +50,9 @@ class Job:
     stop: tuple[str, ...] = ()
     cache: Literal["auto", "off", "no-write"] = "auto"
     namespace: str | None = None
+    session: str | None = None
+    keep_s: float = 0.0
+    grammar: Grammar | None = None
     parser: ToolParser = field(default_factory=PlainText)
     pieces: Mapping[int, bytes] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -55,16 +65,37 @@ class Sequence:
     the engine thread's.
     """
 
-    def __init__(self, job: Job, number: int, wake: Callable[[], None], cancel: Callable[[Sequence], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        wake: Callable[[], None],
+        cancel: Callable[[Sequence], None],
+        *,
+        space: bytes | None = None,
+        drafts: bool = False,
+    ) -> None:
         self.job, self.number = job, number
+        self.space = space  # of the KV that it may share; None: of nobody
         self.tokens = list(job.prompt)
         self.text = TextStream(job.stop)
         self.reused: int | None = None  # prompt tokens whose KV was there; None until admitted
         self.kept = 0  # prompt tokens whose KV stayed after the end
         self.busy_s = 0.0
+        self.drafted = self.accepted = 0
         self.cancelled = False
         self.error: Exception | None = None
         self.done = False
+        self.lease: Lease | None = None  # where it runs; None: it waits
+        self.track: Track | None = None
+        self.grammar: GrammarState | None = None
+        self.processor: Processor | None = None
+        self.reason: str | None = None  # why it drafts as much as it does, when that was last said
+        self.paused_at: float | None = None
+        self.stepped = 0  # when it last decoded
+        self.blocked_at = -1  # `Slots.changes` when there was no room for it
+        self.behind: tuple[Sequence, int] | None = None  # who is computing what it needs, and how many tokens that are
+        self._drafts = drafts
         self._wake, self._cancel = wake, cancel
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
@@ -76,18 +107,30 @@ class Sequence:
 
         Newly kept prompt tokens are cache writes; until the end, those that will be kept if nothing goes wrong.
         """
-        return self.counted(self.kept if self.done else len(self.job.prompt) if self.job.cache == "auto" else 0)
+        return self.counted(self.kept if self.done else len(self.job.prompt) if self.writes else 0)
+
+    @property
+    def writes(self) -> bool:
+        """Whether what it computes is kept for others."""
+        return self.space is not None and self.job.cache == "auto"
 
     def counted(self, kept: int) -> Usage:
-        """The usage, if `kept` prompt tokens stay in the KV."""
+        """The usage, if `kept` prompt tokens stay in the KV. Only whole pages of the prompt count."""
         prompt, reused = len(self.job.prompt), self.reused or 0
-        written = max(0, kept - reused)
+        written = max(0, min(kept, prompt // PAGE * PAGE) - reused)
         return Usage(
             uncached=prompt - reused - written,
             cache_read=reused,
             cache_write={"kv": written} if written else {},
             output=self.text.tokens,
+            drafted=self.drafted if self._drafts else None,
+            accepted=self.accepted if self._drafts else None,
         )
+
+    @property
+    def missing(self) -> int:
+        """Tokens to evaluate before one can be drawn; all of them while it waits."""
+        return len(self.tokens) - (0 if self.lease is None else self.lease.held)
 
     def take(self) -> list[Event]:
         """Everything that is there, in order; empty when there is nothing yet, or nothing more (`done`)."""

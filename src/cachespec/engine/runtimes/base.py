@@ -35,7 +35,7 @@ class ModelInfo:
     """Facts of a loaded model.
 
     Attributes:
-        context: tokens that all sequences together have room for.
+        context: tokens that one sequence has room for.
         trained_context: the longest context the model was trained for; None when the file does not say.
         vocab: number of token ids; a row of logits is that long.
         size: bytes of the weights in memory; `parameters` their number.
@@ -43,6 +43,11 @@ class ModelInfo:
         bos, eos: their text, empty when the model has none. `add_bos`: a prompt starts with bos.
         controls: text and id of the control tokens, which text written by users must never become.
         fingerprint: 16 bytes that tell this model, its quantisation and its KV type from others.
+        room: tokens that all sequences together have room for; None: each has `context` of its own.
+        shares: a fork shares the KV of its source, so that it takes no room; else it copies.
+        rewinds: `truncate` can forget a part of a sequence. Without that (recurrent models) there is no speculation.
+        draws_together: drawing from many rows costs hardly more than from one, and they are drawn in one call.
+        kv_bytes: memory of one token's KV; 0 when it is not known.
     """
 
     architecture: str
@@ -58,6 +63,11 @@ class ModelInfo:
     add_bos: bool
     controls: Mapping[str, int] = field(default_factory=dict)
     fingerprint: bytes = b""
+    room: int | None = None
+    shares: bool = False
+    rewinds: bool = True
+    draws_together: bool = False
+    kv_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

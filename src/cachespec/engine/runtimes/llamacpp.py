@@ -2,6 +2,10 @@
 
 Logits cost memory only for rows that are asked for, KV rows are shared between sequences (unified KV), and a running call
 can be interrupted after any node of its graph.
+
+Unified KV has one weakness: a token's cell is wherever there is a gap, attention sums in the order of cells, and so rounding
+depends on what other sequences held before. `isolated` gives each sequence cells of its own, in the order of its positions:
+its rows are then, bit for bit, those it has alone. That takes room for `context` tokens a sequence, and forks copy.
 """
 
 from __future__ import annotations
@@ -23,9 +27,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_LOG_WARN, _LOG_ERROR = 2, 3  # ggml_log_level
+_LOG_WARN, _LOG_ERROR = 3, 4  # ggml_log_level
 _NO_ROOM, _ABORTED, _BAD_INPUT = 1, 2, -1  # llama_decode's return codes that leave the context usable
 _MAGIC = b"GGUF"
+_PAD = 256
 
 
 class _Library:
@@ -60,7 +65,8 @@ class LlamaCppRuntime:
     """A GGUF model in memory. The contract is `runtimes.base.Runtime`.
 
     Loading takes time and must not run on an event loop's thread. `progress` gets the loaded part, 0 to 1, and stops
-    loading by returning False (then `Interrupted` is raised). `gpu_layers` None leaves the choice to the library.
+    loading by returning False (then `Interrupted` is raised). `gpu_layers` None leaves the choice to the library. `room` is
+    for how many tokens of all sequences together, at least `context`; it means nothing where they are `isolated`.
 
     Raises: ConfigError (no such file, no GGUF, damaged, too new, no room for the context); MissingDependencyError.
     """
@@ -72,6 +78,8 @@ class LlamaCppRuntime:
         context: int,
         threads: int,
         sequences: int = 1,
+        room: int | None = None,
+        isolated: bool = False,
         width: int = 128,
         gpu_layers: int | None = None,
         flash_attention: bool | None = None,
@@ -86,6 +94,8 @@ class LlamaCppRuntime:
         self._batch: Any = None
         self.sequences, self.width = sequences, width
         self._threads, self._gpu_layers = threads, gpu_layers
+        self._isolated = isolated and sequences > 1
+        self._room = None if self._isolated else max(context, room or 0)
         # The abort callback runs after every node of the graph. `strlen` of a one-byte string is it: 0 or 1 without
         # Python's interpreter lock, which a busy event loop would make each of a thousand calls wait for.
         self._flag = ctypes.create_string_buffer(2)
@@ -130,10 +140,12 @@ class LlamaCppRuntime:
         if 0 < trained < context:
             raise ConfigError(f"{context} is more than the {trained} tokens that {path.name} was trained for", key="context")
         params = c.llama_context_default_params()
-        params.n_ctx, params.n_seq_max = context, self.sequences
+        # Each sequence's part is rounded up by the library, so that the whole must be a multiple of it.
+        params.n_ctx = -(-context // _PAD) * _PAD * self.sequences if self._room is None else self._room
+        params.n_seq_max = self.sequences
         params.n_batch = params.n_ubatch = self.width
         params.n_threads = params.n_threads_batch = self._threads
-        params.kv_unified = True
+        params.kv_unified = not self._isolated
         params.swa_full = True  # sliding-window layers keep everything, so that a sequence can be cut anywhere
         params.no_perf = True
         params.abort_callback = self._abort
@@ -144,7 +156,7 @@ class LlamaCppRuntime:
         self._ctx = c.llama_init_from_model(self._model, params)
         if not self._ctx:
             why = "; ".join(lib.complaints) or "out of memory"
-            raise ConfigError(f"no room for a context of {context} tokens of {path.name}: {why}", key="context")
+            raise ConfigError(f"no room for a context of {params.n_ctx} tokens of {path.name}: {why}", key="context")
         self._memory = c.llama_get_memory(self._ctx)
         self._batch = c.llama_batch_init(self.width, 0, 1)
         self._flash_attention = flash_attention
@@ -176,7 +188,17 @@ class LlamaCppRuntime:
             add_bos=bool(c.llama_vocab_get_add_bos(vocab)),
             controls=controls,
             fingerprint=blake2b(repr(identity).encode(), digest_size=16).digest(),
+            room=self._room,
+            shares=not self._isolated,
+            rewinds=not (c.llama_model_is_recurrent(model) or c.llama_model_is_hybrid(model)),
+            kv_bytes=self._kv_bytes(),
         )
+
+    def _kv_bytes(self) -> int:
+        """Of one token, in 16-bit keys and values of every layer; an estimate where layers differ."""
+        c, model = self._c, self._model
+        heads = max(1, int(c.llama_model_n_head(model)))
+        return 4 * int(c.llama_model_n_layer(model) * c.llama_model_n_head_kv(model) * c.llama_model_n_embd(model)) // heads
 
     def _metadata(self) -> dict[str, str]:
         c, found = self._c, {}
@@ -295,8 +317,11 @@ class LlamaCppRuntime:
         self._alive()
         if self.length(target) or not 0 < length <= self.length(source):
             raise ValueError(f"cannot fork {length} tokens of sequence {source} into {target}")
-        self._c.llama_memory_seq_cp(self._memory, source, target, 0, length)
-        if self.length(target) == length:
+        if self._isolated:  # between parts of the KV, a sequence is copied whole
+            self._c.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        else:
+            self._c.llama_memory_seq_cp(self._memory, source, target, 0, length)
+        if self.truncate(target, length) and self.length(target) == length:
             return True
         self.free(target)
         return False
@@ -341,7 +366,13 @@ class LlamaCppRuntime:
 
     def facts(self) -> Mapping[str, Any]:
         attention = {None: "auto", True: "on", False: "off"}[self._flash_attention]
-        return {"threads": self._threads, "gpu_layers": self._gpu_layers, "flash_attention": attention, "width": self.width}
+        return {
+            "threads": self._threads,
+            "gpu_layers": self._gpu_layers,
+            "flash_attention": attention,
+            "width": self.width,
+            "kv": "isolated" if self._isolated else "unified",
+        }
 
     def _alive(self) -> None:
         if not self._model:

@@ -1,0 +1,211 @@
+"""From a loaded runtime to a running engine: the invariant width, measured costs, the drafter, the vocabulary for grammars.
+
+All of it runs in a worker thread and takes a few seconds at most; what was measured once on a machine is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cachespec import plugins
+from cachespec.annotations import Where
+from cachespec.engine.control import SpeculationControl
+from cachespec.engine.costs import CalibrationStore, CostModel, calibrate
+from cachespec.engine.invariance import invariant_width
+from cachespec.engine.loop import Engine
+from cachespec.engine.runtimes.base import Runtime
+from cachespec.engine.structured import Vocabulary
+from cachespec.errors import ConfigError, InputError
+from cachespec.options import Problem
+
+if TYPE_CHECKING:
+    from cachespec.engine.drafters.base import Drafter
+    from cachespec.engine.drafters.factories import Load
+    from cachespec.engine.speculation import AcceptancePolicy
+
+WIDEST = 512
+"""Tokens a call; more would make prefill hard to cancel on a slow machine."""
+DRAFTED = 16
+"""Drafted tokens a sequence that a call has room for when all of them draft."""
+SPARE_SLOTS = 2
+"""Sequences beside those that run, where each has its own KV: for prefixes that are kept."""
+_KEPT_SLOTS = 4  # sequences for each that runs, where forks share
+_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 24)  # tokens a sequence that are measured
+_MB = 1 << 20
+_OVERHEAD = 1.2  # memory of a model over the size of its file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What a local backend's options say of its engine. Raises ConfigError, naming the key; UnknownPluginError."""
+
+    name: str
+    context: int
+    parallel: int
+    prefill_chunk: int
+    max_gap: float
+    kv_tokens: int | None
+    host_cache_mb: int
+    keep_warm: float
+    deterministic: bool
+    draft: Mapping[str, Any] | None
+    acceptance: Mapping[str, Any] | AcceptancePolicy | None
+
+    def __post_init__(self) -> None:
+        at_least(self.context, 2, "context")
+        at_least(self.parallel, 1, "parallel")
+        at_least(self.prefill_chunk, 1, "prefill_chunk")
+        at_least(self.host_cache_mb, 0, "host_cache_mb")
+        if self.prefill_chunk > WIDEST:
+            raise ConfigError(f"must be at most {WIDEST}, not {self.prefill_chunk}", key="prefill_chunk")
+        if self.parallel > 64:
+            raise ConfigError(f"must be at most 64, not {self.parallel}", key="parallel")
+        if not self.max_gap >= 1:
+            raise ConfigError(f"must be at least 1, not {self.max_gap}", key="max_gap")
+        if self.kv_tokens is not None and self.kv_tokens < self.context:
+            raise ConfigError(f"must be at least the context, {self.context}, not {self.kv_tokens}", key="kv_tokens")
+        if self.draft is not None:
+            where: Where = ("backends", self.name, "draft")
+            try:
+                plugins.nested("drafters", self.draft, where)
+            except Problem as problem:
+                raise problem.error() from problem.__cause__
+
+    @property
+    def width(self) -> int:
+        """Tokens that a call must have room for."""
+        return min(WIDEST, max(self.prefill_chunk, self.parallel * (1 + DRAFTED)))
+
+    @property
+    def room(self) -> int:
+        """Tokens that all sequences together have KV for, where they share it."""
+        return 2 * self.context if self.kv_tokens is None else self.kv_tokens
+
+    @property
+    def shared_slots(self) -> int:
+        return max(8, _KEPT_SLOTS * self.parallel)
+
+    def policy(self) -> AcceptancePolicy:
+        """The acceptance policy, made. Goodput, where nothing else is said."""
+        chosen = self.acceptance
+        if chosen is not None and not isinstance(chosen, Mapping):
+            return chosen
+        table = {"use": "goodput"} if chosen is None else chosen
+        where: Where = ("backends", self.name, "acceptance")
+        try:
+            use, options = plugins.split_use(table, where)
+            made: AcceptancePolicy = plugins.make("acceptance", use, options, where, {}, None)
+        except Problem as problem:
+            raise problem.error() from problem.__cause__
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A running engine. `control` None: it does not speculate, for `reason`. `vocabulary` None: no grammars here."""
+
+    engine: Engine
+    control: SpeculationControl | None
+    reason: str | None
+    vocabulary: Vocabulary | None
+
+
+def start_engine(
+    runtime: Runtime, settings: EngineSettings, load_draft: Load, *, store: CalibrationStore | None = None
+) -> Started:
+    """Measure what has to be measured, and start. The runtime is the engine's afterwards; on an error it is the caller's.
+
+    Raises what making the drafter does.
+    """
+    width = invariant_width(runtime) if settings.deterministic else runtime.width
+    policy = settings.policy()
+    drafter: Drafter[Any] | None = None
+    costs, control, reason = None, None, None
+    if settings.draft is not None and not runtime.info.rewinds:
+        reason = "capability"
+    elif settings.draft is not None:
+        fits = _fits(settings.draft)
+        drafter = _drafter(settings, runtime, load_draft) if fits is not False else None
+        try:
+            costs = CostModel(_costs(runtime, settings, width, store or CalibrationStore()))
+            control = SpeculationControl(policy, drafter, costs=costs, max_tokens=width, fits=fits)
+        except BaseException:
+            if drafter is not None:
+                drafter.stop()
+            raise
+    vocabulary = _vocabulary(runtime)
+    engine = Engine(
+        runtime,
+        name=settings.name,
+        parallel=settings.parallel,
+        prefill_chunk=settings.prefill_chunk,
+        width=width,
+        max_gap=settings.max_gap,
+        host_bytes=settings.host_cache_mb * _MB,
+        control=control,
+        costs=costs,
+    )
+    if costs is not None:  # a forecast before anything ran
+        table = costs.table
+        widest = max(table.points[1])
+        engine.decode_speed.add(1, table.seconds(1, 1))
+        engine.prefill_speed.add(widest, table.seconds(1, widest))
+    engine.start()
+    return Started(engine, control, reason, vocabulary)
+
+
+def _costs(runtime: Runtime, settings: EngineSettings, width: int, store: CalibrationStore) -> Any:
+    identity = {**runtime.facts(), "parallel": settings.parallel, "invariant": width}
+    known = store.load(runtime.info.fingerprint, identity)
+    if known is None:
+        batches = [batch for batch in (1, 2, 4, 8, 16, 32) if batch <= settings.parallel]
+        known = calibrate(runtime, widths=[n for n in _WIDTHS if n <= width], batches=batches)
+        store.save(runtime.info.fingerprint, identity, known)
+    return known
+
+
+def _drafter(settings: EngineSettings, runtime: Runtime, load: Load) -> Drafter[Any]:
+    where: Where = ("backends", settings.name, "draft")
+    try:
+        use, options = plugins.split_use(settings.draft or {}, where)
+        made: Drafter[Any] = plugins.make("drafters", use, options, where, {"target": runtime, "load": load}, None)
+    except Problem as problem:
+        raise problem.error() from problem.__cause__
+    return made
+
+
+def _fits(draft: Mapping[str, Any]) -> bool | None:
+    """Whether a draft model's file fits into the memory that is left; None when there is none, or nobody can tell."""
+    path, free = Path(str(draft.get("model", ""))).expanduser(), _free_memory()
+    return None if free is None or not path.is_file() else path.stat().st_size * _OVERHEAD < free
+
+
+def _free_memory() -> int | None:
+    """Bytes that the system says it can give; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def _vocabulary(runtime: Runtime) -> Vocabulary | None:
+    if find_spec("llguidance") is None:
+        return None
+    try:
+        return Vocabulary(runtime)
+    except InputError:  # no token ends an answer
+        return None
+
+
+def at_least(value: int, least: int, key: str) -> None:
+    """Raises ConfigError, naming the key."""
+    if value < least:
+        raise ConfigError(f"must be at least {least}, not {value}", key=key)
+
+
+Progress = Callable[[float], bool]

@@ -1,0 +1,332 @@
+"""What stands between the loop and drafters: chooses lengths, scores what became of drafts, keeps the accounts (contract E4).
+
+The loop does, for the sequences of one step::
+
+    plans = control.plan(tracks, remaining)          # drafts of the chosen lengths
+    ... evaluate and verify plan.draft.tokens ...
+    control.settle(tracks, plans, outcomes, seconds)  # what was drawn, and how long the call took
+
+and `open` and `close` around a request. All on the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final
+
+from cachespec.engine.costs import CostModel
+from cachespec.engine.drafters.base import Draft, Drafter
+from cachespec.engine.estimates import DrafterEstimate, RequestEstimate
+from cachespec.engine.sampling import Sampling
+from cachespec.engine.speculation import AcceptancePolicy, Candidate, Choice, CostTable, Step
+
+RISK: Final = 0.02
+"""Share of plain decoding's time that speculation may lose on a request."""
+PROBING: Final = 0.005
+"""Share of decoding's time for probes."""
+ANCHOR_EVERY: Final = 600
+"""Steps with drafts after which a few plain ones tell again what drafts are compared with: half a percent of them."""
+_START, _MOST = 1.0, 8.0  # credit of a request at its start, and at most, in tokens decoded plainly
+_SAVED_PROBES = 4.0  # probe time that is kept at most, in steps of plain decoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one sequence verifies in this step, and why that much.
+
+    `draft` may be shorter than what was chosen. `computed`: it was not known before, and making it took time.
+    """
+
+    draft: Draft
+    choice: Choice
+    computed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is to be expected of a request before anything is known of its text."""
+
+    drafter: str | None
+    choice: Choice
+    acceptance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of it: `accepted` drafts were right, and `tokens` were committed (as `Drafter.accept` wants them)."""
+
+    accepted: int
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStats:
+    """One drafter's figures. `positions` are pairs of tried and right for each place of a draft, shadow drafts included."""
+
+    drafted: int
+    accepted: int
+    steps: int
+    draft_s: float
+    acceptance: float | None
+    positions: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationStats:
+    """Figures since the start. `reasons` counts choices by code; seconds are of decoding steps, drafting included."""
+
+    steps: int
+    emitted: int
+    seconds: float
+    probe_s: float
+    reasons: dict[str, int]
+    sources: dict[str, SourceStats]
+
+    @property
+    def goodput(self) -> float | None:
+        """Tokens a second; None before any."""
+        return self.emitted / self.seconds if self.seconds else None
+
+
+class Track:
+    """One request, as the control sees it."""
+
+    __slots__ = ("credit", "estimates", "inner", "output", "previous", "shadow", "shadow_at")
+
+    def __init__(self, inner: Any, estimates: dict[str, RequestEstimate], output: int) -> None:
+        self.inner, self.estimates, self.output = inner, estimates, output
+        self.credit: float | None = None  # in seconds; None until costs are known
+        self.previous = 0
+        self.shadow: Draft | None = None
+        self.shadow_at = 0
+
+
+class SpeculationControl:
+    """See the module's docstring.
+
+    Args:
+        drafter: None: there is none, and every plan is empty.
+        costs: None: nothing was measured, and `goodput` will not speculate.
+        max_tokens: the most that one call may evaluate, in all (the runtime's width, or the invariant one).
+        fits: whether the draft model fits beside the target; None: there is none.
+    """
+
+    def __init__(
+        self,
+        policy: AcceptancePolicy,
+        drafter: Drafter[Any] | None,
+        *,
+        costs: CostModel | None,
+        max_tokens: int,
+        fits: bool | None = None,
+        vendor_optimises: bool = False,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._policy, self._drafter, self._costs, self._clock = policy, drafter, costs, clock
+        self._max_tokens, self._fits, self._vendor = max_tokens, fits, vendor_optimises
+        names = drafter.sources if drafter is not None else ()
+        self._estimates = {name: DrafterEstimate() for name in names}
+        self._draft_s: dict[str, float] = {}  # seconds a drafted token, of drafters that have to compute it
+        self._time: dict[str, float] = dict.fromkeys(names, 0.0)
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+        self._reasons: Counter[str] = Counter()
+        self._seconds = self._probe_s = self._probe_credit = self._planning = 0.0
+        self._steps = self._emitted = 0
+
+    def open(self, prompt: Sequence[int], *, sampling: Sampling, namespace: bytes | None, output: int) -> Track:
+        """Begin a request of which `output` tokens are expected."""
+        inner = None if self._drafter is None else self._drafter.open(prompt, sampling=sampling, namespace=namespace)
+        estimates = {name: RequestEstimate(estimate) for name, estimate in self._estimates.items()}
+        return Track(inner, estimates, output)
+
+    def close(self, track: Track, *, learn: bool) -> None:
+        """End a request. `learn`: its answer is complete."""
+        if self._drafter is not None:
+            self._drafter.close(track.inner, learn=learn)
+
+    def plan(self, tracks: Sequence[Track], remaining: Sequence[int]) -> list[Plan]:
+        """Choose and draft, for sequences that may still emit so many tokens each."""
+        drafter, most, began = self._drafter, self._policy.max_length, self._clock()
+        if drafter is None or not most:
+            hints = [Draft(source="") for _ in tracks]
+        else:
+            hints = drafter.prospects([t.inner for t in tracks], most)
+        step = self.step(tracks, hints, remaining)
+        choices = self._policy.choose(step)
+        for track, hint, choice in zip(tracks, hints, choices, strict=True):
+            if not choice.length and hint.tokens and track.shadow is None:
+                track.shadow, track.shadow_at = hint, 0
+        drafts = self._draft(tracks, hints, choices)
+        self._planning = self._clock() - began
+        return [
+            Plan(draft=draft, choice=choice, computed=hint.pending)
+            for draft, choice, hint in zip(drafts, choices, hints, strict=True)
+        ]
+
+    def step(self, tracks: Sequence[Track], hints: Sequence[Draft], remaining: Sequence[int]) -> Step:
+        """What the policy is asked."""
+        table = None if self._costs is None else self._costs.table
+        if table is not None:
+            for track in tracks:
+                if track.credit is None:
+                    track.credit = _START * table.seconds(1, 1)
+        return Step(
+            candidates=tuple(self._candidate(t, h, r) for t, h, r in zip(tracks, hints, remaining, strict=True)),
+            costs=table,
+            max_tokens=self._max_tokens,
+            probe_s=self._probe_credit,
+            fits=self._fits,
+            vendor_optimises=self._vendor,
+            anchor=self._costs is not None and self._costs.unanchored >= ANCHOR_EVERY,
+        )
+
+    def _candidate(self, track: Track, hint: Draft, remaining: int) -> Candidate:
+        estimate = track.estimates.get(hint.source)
+        chances: tuple[float, ...] = ()
+        if estimate is not None:
+            chances = estimate.blind(self._policy.max_length) if hint.pending else estimate.chances(hint.confidence)
+        return Candidate(
+            source=hint.source,
+            chances=chances,
+            acceptance=None if estimate is None else estimate.acceptance,
+            remaining=remaining,
+            output=track.output,
+            draft_s=self._draft_s.get(hint.source, 0.0) if hint.pending else 0.0,
+            scored=not hint.pending,
+            previous=track.previous,
+            credit_s=0.0 if track.credit is None else track.credit,
+        )
+
+    def _draft(self, tracks: Sequence[Track], hints: Sequence[Draft], choices: Sequence[Choice]) -> list[Draft]:
+        lengths = [choice.length for choice in choices]
+        drafts = [hint.first(length) for hint, length in zip(hints, lengths, strict=True)]
+        computed = [i for i, hint in enumerate(hints) if hint.pending and lengths[i]]
+        if computed and self._drafter is not None:
+            began = self._clock()
+            made = self._drafter.propose([tracks[i].inner for i in computed], [lengths[i] for i in computed])
+            took, count = self._clock() - began, sum(len(draft.tokens) for draft in made)
+            for i, draft in zip(computed, made, strict=True):
+                drafts[i] = draft
+                self._time[draft.source] += took * len(draft.tokens) / max(1, count)
+                if count and self._costs is not None:
+                    each = took / count / self._costs.speed
+                    self._draft_s[draft.source] = 0.8 * self._draft_s.get(draft.source, each) + 0.2 * each
+        return drafts
+
+    def settle(self, tracks: Sequence[Track], plans: Sequence[Plan], outcomes: Sequence[Outcome], seconds: float) -> None:
+        """Take in what became of a step whose call, draws included, took `seconds`."""
+        batch, tokens = len(tracks), len(tracks) + sum(len(plan.draft.tokens) for plan in plans)
+        self._steps += 1
+        self._seconds += seconds + self._planning
+        if self._costs is not None:
+            self._account(tracks, plans, outcomes, self._costs.table)
+            self._costs.observe(batch, tokens, seconds)
+        for track, plan, outcome in zip(tracks, plans, outcomes, strict=True):
+            self._reasons[plan.choice.reason] += 1
+            self._emitted += len(outcome.tokens)
+            self._score(track, plan, outcome)
+            track.previous = plan.choice.length if plan.choice.reason != "eval_required" else 0
+            if self._drafter is not None:
+                self._drafter.accept(track.inner, outcome.tokens)
+
+    def _account(self, tracks: Sequence[Track], plans: Sequence[Plan], outcomes: Sequence[Outcome], table: CostTable) -> None:
+        """Who saved and who lost time against plain decoding, by the table; what a call cost more is shared by drafts."""
+        batch = len(tracks)
+        drafted = sum(len(plan.draft.tokens) for plan in plans)
+        plain = table.seconds(batch, batch)
+        more = (table.seconds(batch, batch + drafted) - plain) / drafted if drafted else 0.0
+        self._probe_credit = min(self._probe_credit + PROBING * plain, _SAVED_PROBES * plain)
+        for track, plan, outcome in zip(tracks, plans, outcomes, strict=True):
+            draft = plan.draft
+            cost = len(draft.tokens) * (more + (self._draft_s.get(draft.source, 0.0) if plan.computed else 0.0))
+            if plan.choice.reason == "eval_required":
+                self._probe_s += cost
+                self._probe_credit -= cost
+            else:
+                share = plain / batch
+                saved = outcome.accepted * share + (outcome.accepted + 1) * share * RISK - cost
+                track.credit = min((track.credit or 0.0) + saved, _MOST * share)
+
+    def _score(self, track: Track, plan: Plan, outcome: Outcome) -> None:
+        draft = plan.draft
+        if draft.tokens:
+            track.shadow = None
+            counts = self._counts[draft.source]
+            counts.update(drafted=len(draft.tokens), accepted=outcome.accepted, steps=1)
+            estimate = track.estimates[draft.source]
+            for i in range(min(outcome.accepted + 1, len(draft.tokens))):
+                if i < outcome.accepted or len(outcome.tokens) > outcome.accepted:
+                    estimate.score(i, draft.confidence[i], i < outcome.accepted)
+        elif track.shadow is not None:
+            self._score_shadow(track, track.shadow, outcome.tokens)
+
+    def _score_shadow(self, track: Track, shadow: Draft, tokens: Sequence[int]) -> None:
+        """Compare a draft that was not verified with the tokens that came."""
+        for token in tokens:
+            at = track.shadow_at
+            right = shadow.tokens[at] == token
+            track.estimates[shadow.source].score(at, shadow.confidence[at], right)
+            track.shadow_at += 1
+            if not right or track.shadow_at == len(shadow.tokens):
+                track.shadow = None
+                break
+
+    def accept(self, track: Track, tokens: Sequence[int]) -> None:
+        """Tokens that came of no plan: the first of an answer, drawn from its prompt."""
+        if track.shadow is not None:
+            self._score_shadow(track, track.shadow, tokens)
+        if self._drafter is not None:
+            self._drafter.accept(track.inner, tokens)
+
+    def stop(self) -> None:
+        """Release what the drafter holds."""
+        if self._drafter is not None:
+            self._drafter.stop()
+
+    def forecast(self, output: int) -> Forecast:
+        """What is to be expected of a request for so many tokens, alone, by what earlier ones taught."""
+        names = list(self._estimates)
+        source = max(names, key=lambda name: self._estimates[name].acceptance or 0.0, default=None)
+        acceptance = None if source is None else self._estimates[source].acceptance
+        candidate = Candidate(
+            source=source or "",
+            chances=() if acceptance is None else (acceptance,) * self._policy.max_length,
+            acceptance=acceptance,
+            remaining=output,
+            output=output,
+            draft_s=self._draft_s.get(source or "", 0.0),
+            previous=1,
+        )
+        costs = None if self._costs is None else self._costs.table
+        step = Step(
+            candidates=(candidate,), costs=costs, max_tokens=self._max_tokens, fits=self._fits, vendor_optimises=self._vendor
+        )
+        choice = self._policy.choose(step)[0]
+        if source is not None and acceptance is None and choice.reason == "no_gain":
+            choice = Choice(length=0, reason="eval_required")
+        return Forecast(drafter=source, choice=choice, acceptance=acceptance)
+
+    def stats(self) -> SpeculationStats:
+        """For reports and metrics."""
+        sources = {
+            name: SourceStats(
+                drafted=counts["drafted"],
+                accepted=counts["accepted"],
+                steps=counts["steps"],
+                draft_s=self._time[name],
+                acceptance=self._estimates[name].acceptance,
+                positions=tuple((tried, right) for tried, right in self._estimates[name].positions),
+            )
+            for name, counts in self._counts.items()
+        }
+        return SpeculationStats(
+            steps=self._steps,
+            emitted=self._emitted,
+            seconds=self._seconds,
+            probe_s=self._probe_s,
+            reasons=dict(self._reasons),
+            sources=sources,
+        )

@@ -1,0 +1,186 @@
+"""Measured costs: calibration at start, kept per machine, model and settings, and followed while decoding (contract E4)."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+from cachespec.engine.runtimes.base import Runtime, Span
+from cachespec.engine.sampling import Sampling, key
+from cachespec.engine.speculation import CostTable
+from cachespec.errors import InputError
+
+WIDTHS: Final = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33)
+"""Tokens a sequence: dense where drafts are short, and on both sides of the powers of two, where kernels change."""
+BATCHES: Final = (1, 2, 4, 8, 16, 32)
+
+_VERSION = 1
+_CONTEXT = 64  # tokens that stand before what is measured
+_WARM, _LEARN, _FOLLOW = 3, 0.05, 0.1
+_STALE = 32  # observations after which the table is made anew
+ANCHORS: Final = 3
+"""Plain steps, of which the fastest counts, that tell the machine's speed."""
+
+
+def calibrate(
+    runtime: Runtime,
+    *,
+    widths: Sequence[int] = WIDTHS,
+    batches: Sequence[int] = BATCHES,
+    repeats: int = 3,
+    seconds: float = 3.0,
+    clock: Callable[[], float] = perf_counter,
+) -> CostTable:
+    """Measure t(batch, tokens) on a runtime whose sequences are empty, and are so afterwards.
+
+    The fastest of `repeats`, since whatever else the machine does only ever adds. Narrow calls come first; when `seconds` are
+    over, what is left is not measured. At least plain decoding of one sequence is.
+    """
+    greedy, started = Sampling(seed=0, temperature=0), clock()
+    tokens = [key(0, i) % runtime.info.vocab for i in range(_CONTEXT + max(widths))]
+    points: dict[int, dict[int, float]] = {}
+    try:
+        for batch in (b for b in batches if b <= runtime.sequences and b <= runtime.width):
+            room = runtime.info.context // batch
+            context = min(_CONTEXT, max(1, room - max(widths)), runtime.width)
+            for sequence in range(batch):
+                if not runtime.length(sequence):
+                    runtime.evaluate([Span(sequence=sequence, start=0, tokens=tokens[:context])])
+            for width in (w for w in widths if w * batch <= runtime.width and context + w <= room):
+                if points and clock() - started > seconds:
+                    return CostTable(points)
+                spans = [Span(sequence=s, start=runtime.length(s), tokens=tokens[-width:], rows=width) for s in range(batch)]
+                fastest = float("inf")
+                for _ in range(repeats + (_WARM if not points else 1)):
+                    before = clock()
+                    rows = runtime.evaluate(spans)
+                    runtime.draw(rows, [greedy] * len(rows), [s.start + j + 1 for s in spans for j in range(width)])
+                    fastest = min(fastest, clock() - before)
+                    if not all(runtime.truncate(span.sequence, span.start) for span in spans):
+                        raise InputError("a model that cannot be rolled back cannot speculate", field="draft")
+                points.setdefault(batch, {})[batch * width] = max(fastest, 1e-9)
+    finally:
+        for sequence in range(runtime.sequences):
+            runtime.free(sequence)
+    return CostTable(points)
+
+
+class CostModel:
+    """A calibrated table that follows what steps really take. Not for two threads at once.
+
+    Two things change: how fast the machine is at the moment, which plain steps tell, and the shape of the table, which the
+    others tell. While no plain step is made, the two cannot be told apart, and all is put down to the shape; the next few
+    plain ones show what part of it the machine was, which is then taken back. `unanchored` counts the steps since.
+    """
+
+    def __init__(self, table: CostTable) -> None:
+        self._points = {batch: dict(row) for batch, row in table.points.items()}
+        self._table, self._speed, self._seen = table, 1.0, 0
+        self._plain: list[float] = []
+        self._moved: set[tuple[int, int]] = set()
+        self.unanchored = 0
+
+    @property
+    def table(self) -> CostTable:
+        """The current costs, at the machine's calibrated speed."""
+        return self._table
+
+    @property
+    def speed(self) -> float:
+        """Seconds a step takes now over those of the table; draft costs measured now are to be divided by it."""
+        return self._speed
+
+    def observe(self, batch: int, tokens: int, seconds: float) -> None:
+        """Note what a step took. A single outlier, such as a page fault, moves little."""
+        expected = self._points.get(batch, {}).get(tokens) or self._table.seconds(batch, tokens)
+        ratio = min(2.0, max(0.5, seconds / (expected * self._speed)))
+        self._seen += 1
+        if tokens > batch:
+            self._points.setdefault(batch, {})[tokens] = expected * ratio**_LEARN
+            self._moved.add((batch, tokens))
+            self.unanchored += 1
+        elif self._moved:
+            self._plain.append(ratio)
+            if len(self._plain) == ANCHORS:
+                self._anchor(min(self._plain))
+        else:
+            self._speed *= ratio**_FOLLOW
+        if self._seen % _STALE == 0:
+            self._table = CostTable(self._points)
+
+    def _anchor(self, ratio: float) -> None:
+        """The machine turned out so much slower than was thought while only other steps were made."""
+        self._speed *= ratio
+        for batch, tokens in self._moved:
+            self._points[batch][tokens] /= ratio
+        self._moved.clear()
+        self._plain.clear()
+        self.unanchored = 0
+        self._table = CostTable(self._points)
+
+
+def cache_folder() -> Path:
+    """Where calibrations are kept: the user's cache folder."""
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "cachespec" / "calibration"
+
+
+class CalibrationStore:
+    """Calibrations on disk, one file for each machine, model and settings. A file that is not right is as good as none."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = cache_folder() if folder is None else folder
+
+    def load(self, fingerprint: bytes, settings: Mapping[str, Any]) -> CostTable | None:
+        """The table that was saved for this, if there is one."""
+        identity = _identity(fingerprint, settings)
+        try:
+            saved = json.loads(self._path(identity).read_text())
+            if saved["version"] != _VERSION or saved["identity"] != identity:
+                return None
+            points = {int(b): {int(n): float(s) for n, s in row.items()} for b, row in saved["points"].items()}
+            return CostTable(points)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, InputError):
+            return None
+
+    def save(self, fingerprint: bytes, settings: Mapping[str, Any], table: CostTable) -> bool:
+        """Write it whole or not at all. False: the folder cannot be written, and the next start measures again."""
+        identity = _identity(fingerprint, settings)
+        path = self._path(identity)
+        text = json.dumps({"version": _VERSION, "identity": identity, "points": table.points}, indent=1)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+                file.write(text)
+            Path(file.name).replace(path)
+        except OSError:
+            return False
+        return True
+
+    def _path(self, identity: str) -> Path:
+        return self._folder / f"{blake2b(identity.encode(), digest_size=12).hexdigest()}.json"
+
+
+def _identity(fingerprint: bytes, settings: Mapping[str, Any]) -> str:
+    machine = [platform.system(), platform.machine(), _processor(), os.cpu_count()]
+    return json.dumps([machine, fingerprint.hex(), dict(settings)], sort_keys=True, default=str)
+
+
+def _processor() -> str:
+    """The processor's name, as the system states it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()

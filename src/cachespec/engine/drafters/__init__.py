@@ -1,0 +1,1 @@
+"""Drafters: what proposes tokens. `base` holds the contract, `contract` its test."""

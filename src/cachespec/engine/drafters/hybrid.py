@@ -1,0 +1,71 @@
+"""Two drafters in one: the first where it is sure of itself, else the second. Both learn from everything.
+
+Meant for the suffix drafter before a draft model: copying costs nothing, and where nothing is copied the model guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cachespec.engine.drafters.base import Draft, Drafter
+from cachespec.engine.sampling import Sampling
+from cachespec.errors import InputError
+
+
+class HybridDrafter:
+    """See the module's docstring.
+
+    Args:
+        confidence: how sure the first must be of its next token; the suffix drafter is, about, after a match of eight.
+    """
+
+    def __init__(self, first: Drafter[Any], second: Drafter[Any], *, confidence: float = 0.75, name: str = "hybrid") -> None:
+        if not 0 <= confidence <= 1:
+            raise InputError(f"must be from 0 to 1, not {confidence!r}", field="confidence")
+        self.name, self.sources = name, (*first.sources, *second.sources)
+        if len(set(self.sources)) < len(self.sources):
+            raise InputError(f"two parts of one name: {', '.join(self.sources)}", field="draft")
+        self._first, self._second, self._confidence = first, second, confidence
+
+    def open(self, prompt: Sequence[int], *, sampling: Sampling, namespace: bytes | None) -> tuple[Any, Any]:
+        first = self._first.open(prompt, sampling=sampling, namespace=namespace)
+        return first, self._second.open(prompt, sampling=sampling, namespace=namespace)
+
+    def prospects(self, tracks: Sequence[tuple[Any, Any]], limit: int) -> list[Draft]:
+        sure = self._first.prospects([a for a, _ in tracks], limit)
+        rest = [i for i, draft in enumerate(sure) if not self._takes(draft)]
+        for i, draft in zip(rest, self._second.prospects([tracks[i][1] for i in rest], limit), strict=True):
+            if draft.pending or draft.tokens:
+                sure[i] = draft
+        return sure
+
+    def propose(self, tracks: Sequence[tuple[Any, Any]], lengths: Sequence[int]) -> list[Draft]:
+        drafts = self._first.propose([a for a, _ in tracks], lengths)
+        rest = [i for i, draft in enumerate(drafts) if lengths[i] and not self._takes(draft)]
+        others = self._second.propose([tracks[i][1] for i in rest], [lengths[i] for i in rest]) if rest else []
+        for i, draft in zip(rest, others, strict=True):
+            if draft.tokens:
+                drafts[i] = draft
+        return drafts
+
+    def _takes(self, draft: Draft) -> bool:
+        return bool(draft.confidence) and draft.confidence[0] >= self._confidence
+
+    def accept(self, track: tuple[Any, Any], tokens: Sequence[int]) -> None:
+        self._first.accept(track[0], tokens)
+        self._second.accept(track[1], tokens)
+
+    def close(self, track: tuple[Any, Any], *, learn: bool) -> None:
+        self._first.close(track[0], learn=learn)
+        self._second.close(track[1], learn=learn)
+
+    def stats(self) -> dict[str, int]:
+        first, second = self._first.stats(), self._second.stats()
+        return {key: first.get(key, 0) + second.get(key, 0) for key in first | second} | {"tracks": first["tracks"]}
+
+    def stop(self) -> None:
+        try:
+            self._first.stop()
+        finally:
+            self._second.stop()

@@ -1,0 +1,159 @@
+"""The training-free drafter: what followed the same tokens before, in this request or in earlier answers.
+
+The longest match of the text's end decides. Within the request a suffix automaton finds it, across requests the history of
+the namespace. From there the most frequent continuation is followed, token by token, for as long as the product of their
+confidences stays above a floor: so the draft is as long as the match deserves.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+from cachespec.engine.drafters.automaton import SuffixAutomaton
+from cachespec.engine.drafters.base import Draft
+from cachespec.engine.drafters.history import History
+from cachespec.engine.sampling import Sampling
+from cachespec.errors import InputError
+
+CATCH_UP: Final = 512
+"""Tokens of a prompt learned a step, one or two milliseconds, so that a long one delays nothing."""
+_SURE = 16  # a match this long inside the request is not compared with other requests
+
+
+class SuffixTrack:
+    """One request: its committed tokens, and the automaton, which may be behind them for a while."""
+
+    __slots__ = ("automaton", "drafts", "namespace", "prompt", "tokens")
+
+    def __init__(self, prompt: Sequence[int], namespace: bytes | None) -> None:
+        self.tokens = array("i", prompt)
+        self.prompt = len(prompt)
+        self.namespace = namespace
+        self.automaton = SuffixAutomaton()
+        self.drafts: tuple[int, Draft] | None = None  # the last answer, with the limit it was asked for
+
+
+class SuffixDrafter:
+    """See the module's docstring.
+
+    Args:
+        min_match: shortest match that is used.
+        min_probability: floor of the product of confidences.
+        history_bytes: memory for earlier answers of all namespaces; 0 remembers none.
+        max_tokens: of one request; beyond that it learns no more, which bounds its memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_match: int = 1,
+        min_probability: float = 0.1,
+        history_bytes: int = 64 << 20,
+        max_tokens: int = 131_072,
+        name: str = "suffix",
+    ) -> None:
+        if min_match < 1 or not 0 <= min_probability <= 1 or history_bytes < 0 or max_tokens < 1:
+            raise InputError("min_match, max_tokens >= 1, min_probability from 0 to 1, history_bytes >= 0", field="draft")
+        self.name = name
+        self.sources: tuple[str, ...] = (name,)
+        self._min_match, self._floor, self._max_tokens = min_match, min_probability, max_tokens
+        self._history = History(history_bytes)
+        self._open: set[SuffixTrack] = set()
+
+    def open(self, prompt: Sequence[int], *, sampling: Sampling, namespace: bytes | None) -> SuffixTrack:
+        track = SuffixTrack(prompt, namespace)
+        self._open.add(track)
+        return track
+
+    def prospects(self, tracks: Sequence[SuffixTrack], limit: int) -> list[Draft]:
+        return self.propose(tracks, [limit] * len(tracks))
+
+    def propose(self, tracks: Sequence[SuffixTrack], lengths: Sequence[int]) -> list[Draft]:
+        return [self._draft(track, length) for track, length in zip(tracks, lengths, strict=True)]
+
+    def _draft(self, track: SuffixTrack, length: int) -> Draft:
+        if length < 1 or not self._caught_up(track):
+            return Draft(source=self.name)
+        if track.drafts is not None and track.drafts[0] >= length:
+            return track.drafts[1].first(length)
+        state, size = track.automaton.match()
+        found = None
+        if size < _SURE and track.namespace is not None:
+            found = self._history.find(track.namespace, track.tokens, length)
+        if found is not None and found[0] > size:
+            draft = self._recall(found)
+        elif size >= self._min_match:
+            draft = self._walk(track.automaton, state, size, length)
+        else:
+            draft = Draft(source=self.name)
+        track.drafts = length, draft
+        return draft
+
+    def _caught_up(self, track: SuffixTrack) -> bool:
+        automaton = track.automaton
+        seen = len(automaton.text)
+        end = min(len(track.tokens), self._max_tokens)
+        for token in track.tokens[seen : min(seen + CATCH_UP, end)]:
+            automaton.append(token)
+        return len(automaton.text) == len(track.tokens)
+
+    def _walk(self, automaton: SuffixAutomaton, state: int, size: int, length: int) -> Draft:
+        """Follow the most frequent continuation from a matched context of `size` tokens."""
+        tokens: list[int] = []
+        confidence: list[float] = []
+        path, best = 1.0, automaton.best
+        while len(tokens) < length:
+            found = best(state)
+            if found is None:
+                break
+            token, state, times, total = found
+            sure = times / (total + doubt(size + len(tokens)))
+            path *= sure
+            if path < self._floor:
+                break
+            tokens.append(token)
+            confidence.append(sure)
+        return Draft(source=self.name, tokens=tuple(tokens), confidence=tuple(confidence))
+
+    def _recall(self, found: tuple[int, int, int, Sequence[int]]) -> Draft:
+        size, agree, total, following = found
+        confidence, path = [], 1.0
+        for i in range(len(following)):
+            sure = agree / ((agree if i else total) + doubt(size + i))
+            path *= sure
+            if path < self._floor:
+                break
+            confidence.append(sure)
+        return Draft(source=self.name, tokens=tuple(following[: len(confidence)]), confidence=tuple(confidence))
+
+    def accept(self, track: SuffixTrack, tokens: Sequence[int]) -> None:
+        if track.drafts is not None and track.namespace is not None:
+            draft = track.drafts[1].tokens
+            if draft and tokens and draft[0] == tokens[0]:
+                self._history.used(track.namespace, track.tokens)
+        track.tokens.extend(tokens)
+        track.drafts = None
+
+    def close(self, track: SuffixTrack, *, learn: bool) -> None:
+        if learn and track.namespace is not None:
+            self._history.add(track.namespace, track.tokens[: track.prompt], track.tokens[track.prompt :])
+        self._open.discard(track)
+
+    def stats(self) -> dict[str, int]:
+        tracks = sum(track.automaton.bytes + 4 * len(track.tokens) for track in self._open)
+        return {
+            "tracks": len(self._open),
+            "answers": len(self._history),
+            "bytes": tracks + self._history.bytes,
+        }
+
+    def stop(self) -> None:
+        self._open.clear()
+        self._history = History(0)
+
+
+def doubt(size: int) -> float:
+    """How many unseen continuations a match of this length counts as: long matches seldom go on otherwise."""
+    return 2.0 / size

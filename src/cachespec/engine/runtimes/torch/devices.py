@@ -1,0 +1,94 @@
+"""Where a model runs, with what precision, and on how many threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Final, Literal
+
+import torch
+
+from cachespec.errors import ConfigError
+
+Precision = Literal["auto", "float32", "bfloat16", "int8"]
+_PRECISIONS: Final = ("auto", "float32", "bfloat16", "int8")
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto``: a CUDA device where there is one, else the CPU. Raises ConfigError for what is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"{name!r} is no device", key="device", hint="auto, cpu, cuda, cuda:0...") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{name!r} is not supported, only cpu and cuda are", key="device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"there is no {name}: torch sees {torch.cuda.device_count()} CUDA devices", key="device")
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> tuple[torch.dtype, bool]:
+    """The dtype of matrix products, and whether weights are int8. ``auto``: bfloat16 where the hardware multiplies it.
+
+    Raises ConfigError for another name.
+    """
+    if name not in _PRECISIONS:
+        raise ConfigError(f"must be one of {', '.join(_PRECISIONS)}, not {name!r}", key="dtype")
+    if name == "auto":
+        name = "bfloat16" if _multiplies_bfloat16(device) else "float32"
+    return (torch.float32 if name == "float32" else torch.bfloat16), name == "int8"
+
+
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    tests = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(test() for test in tests if test is not None)
+
+
+class Threads:
+    """How many threads torch uses. It keeps that number per thread of ours: `use` before computing in a new one."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._set: int | None = None
+
+    def use(self) -> None:
+        """Make this thread's operations use `count` threads. Cheap when that is so already."""
+        here = threading.get_ident()
+        if self._set != here:
+            torch.set_num_threads(self.count)
+            self._set = here
+
+    def change(self, count: int) -> None:
+        self.count, self._set = count, None
+        self.use()
+
+
+def fastest(threads: Threads, work: Callable[[], None], *, rounds: int = 5) -> int:
+    """Set the number of threads with which `work` takes least time, and return it.
+
+    Candidates are tried in turns, so that a busy moment of the machine hits all of them, and judged by their best time.
+    """
+    counts = list(_candidates())
+    best = dict.fromkeys(counts, float("inf"))
+    for _ in range(rounds if len(counts) > 1 else 0):
+        for count in counts:
+            threads.change(count)
+            work()  # the first one with another number of threads starts or stops some
+            start = perf_counter()
+            work()
+            best[count] = min(best[count], perf_counter() - start)
+    threads.change(min(counts, key=lambda count: best[count]))
+    return threads.count
+
+
+def _candidates() -> Iterable[int]:
+    """1, 2, 4... and all processors this process may use, and half of them, which may be all cores."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    powers = (2**i for i in range(available.bit_length()))
+    return sorted({min(count, available) for count in (*powers, max(1, available // 2), available)})

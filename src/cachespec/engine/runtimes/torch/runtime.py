@@ -1,0 +1,277 @@
+"""The torch runtime: ties weights, tokenizer, KV and forward pass together to the contract of `runtimes.base`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from cachespec.engine.runtimes.base import Interrupted, ModelInfo, Span
+from cachespec.engine.runtimes.torch import cuda
+from cachespec.engine.runtimes.torch.attention import Piece
+from cachespec.engine.runtimes.torch.checkpoint import Checkpoint
+from cachespec.engine.runtimes.torch.devices import Precision, Threads, fastest, pick_device, pick_precision
+from cachespec.engine.runtimes.torch.gguf_file import GGUFCheckpoint
+from cachespec.engine.runtimes.torch.hugging_face import HuggingFaceCheckpoint
+from cachespec.engine.runtimes.torch.kv import MARGIN, Slab
+from cachespec.engine.runtimes.torch.model import Decoder
+from cachespec.engine.runtimes.torch.rope import rotation_table
+from cachespec.engine.runtimes.torch.step import CpuStep, Step
+from cachespec.engine.runtimes.torch.tokenizer import Vocabulary
+from cachespec.engine.sampling import Sampling
+from cachespec.errors import ConfigError, OutOfPagesError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_WIDTH: Final = 512
+
+
+class TorchRuntime:
+    """A model in memory. The contract is `runtimes.base.Runtime`; `load` makes one.
+
+    Each sequence has room for `info.context` tokens of its own. The number of threads is torch's and holds for the process.
+    """
+
+    def __init__(
+        self, decoder: Decoder, vocabulary: Vocabulary, slab: Slab, step: Step, *, width: int, threads: Threads, info: ModelInfo
+    ) -> None:
+        self.info, self.sequences, self.width = info, len(slab.lengths), width
+        self._decoder, self._vocabulary, self._slab, self._step, self._threads = decoder, vocabulary, slab, step, threads
+        self._logits = torch.empty(0, info.vocab)
+        self._lock = threading.Lock()  # guards the vocabulary against `close` from another thread
+        self._closed = False
+
+    @classmethod
+    def load(
+        cls,
+        path_or_dir: Path | str,
+        *,
+        context: int,
+        sequences: int,
+        device: str = "auto",
+        dtype: Precision = "auto",
+        threads: int | None = None,
+        progress: Callable[[float], bool] | None = None,
+        width: int = _WIDTH,
+    ) -> TorchRuntime:
+        """Load a Hugging Face directory or a GGUF file. Takes seconds; not for an event loop's thread.
+
+        Args:
+            context: tokens that each of the `sequences` has room for.
+            device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+            dtype: ``float32``, ``bfloat16``, ``int8`` (weights only), or ``auto``: bfloat16 where the hardware has it.
+            threads: None measures which number decodes fastest. Nothing to do with a GPU.
+            progress: gets the loaded part, 0 to 1; stops loading by returning False, and `Interrupted` is raised.
+            width: the most tokens a call takes.
+
+        Raises: ConfigError (no model, unsupported, damaged, context beyond what it was trained for, no such device);
+        MissingDependencyError.
+        """
+
+        def report(part: float) -> None:
+            if progress is not None and not progress(part):
+                raise Interrupted
+
+        where = pick_device(device)
+        precision, int8 = pick_precision(dtype, where)
+        checkpoint = _open(Path(path_or_dir))
+        try:
+            _check_context(checkpoint, context)
+            vocabulary = checkpoint.vocabulary()
+            if vocabulary.size > checkpoint.config.vocab:
+                raise ConfigError(f"{path_or_dir}: the tokenizer has more tokens than the model", key="model")
+            team = Threads(threads or torch.get_num_threads())
+            with torch.inference_mode():
+                team.use()
+                decoder = Decoder(checkpoint, precision, int8=int8, device=where, words=vocabulary.size, report=report)
+                slab, step = _step(decoder, checkpoint, context, sequences)
+            info = _describe(checkpoint, vocabulary, decoder, slab, int8=int8)
+        finally:
+            checkpoint.close()
+        runtime = cls(decoder, vocabulary, slab, step, width=width, threads=team, info=info)
+        if threads is None and where.type == "cpu":
+            fastest(team, runtime._decode_once)
+        report(1.0)
+        return runtime
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        with self._lock:
+            self._alive()
+            return self._vocabulary.encode(text, special=special)
+
+    def piece(self, token: int) -> bytes:
+        self._alive()
+        return self._vocabulary.piece(token)
+
+    def is_end(self, token: int) -> bool:
+        self._alive()
+        return token in self._vocabulary.ends
+
+    def evaluate(self, spans: Sequence[Span]) -> list[int]:
+        self._alive()
+        self._check(spans)
+        self._threads.use()
+        tokens: list[int] = []
+        pieces: list[Piece] = []
+        wanted: list[int] = []
+        for span in spans:
+            pieces.append(Piece(span.sequence, len(tokens), len(span.tokens), span.start))
+            tokens += span.tokens
+            wanted += range(len(tokens) - span.rows, len(tokens))
+        with torch.inference_mode():
+            self._logits = self._step.run(tokens, pieces, wanted)
+        for piece in pieces:
+            self._slab.lengths[piece.slot] = piece.start + piece.count
+        return list(range(len(wanted)))
+
+    def _check(self, spans: Sequence[Span]) -> None:
+        total = sum(len(span.tokens) for span in spans)
+        if not 0 < total <= self.width:
+            raise ValueError(f"{total} tokens in a call that takes 1 to {self.width}")
+        if len({span.sequence for span in spans}) != len(spans):
+            raise ValueError("a sequence stands twice in one call")
+        for span in spans:
+            if not span.tokens or span.start != self.length(span.sequence) or not 0 <= span.rows <= len(span.tokens):
+                raise ValueError(f"{span} does not start where its sequence ends, or wants rows it does not have")
+            if not all(0 <= token < self.info.vocab for token in span.tokens):
+                raise ValueError(f"token ids of {span} are outside the vocabulary")
+        if any(span.start + len(span.tokens) > self.info.context for span in spans):
+            raise OutOfPagesError(f"no room for more than {self.info.context} tokens in a sequence")
+
+    def draw(self, rows: Sequence[int], sampling: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+        self._alive()
+        self._threads.use()
+        if not len(rows) == len(sampling) == len(positions):
+            raise ValueError("rows, sampling and positions differ in number")
+        with torch.inference_mode():
+            return self._step.draw(self._logits, rows, sampling, positions)
+
+    def rows(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        self._alive()
+        with torch.inference_mode():
+            found: NDArray[np.float32] = self._logits[list(rows)].cpu().numpy()
+        return found
+
+    def length(self, sequence: int) -> int:
+        self._alive()
+        if not 0 <= sequence < self.sequences:
+            raise ValueError(f"there is no sequence {sequence}, only {self.sequences}")
+        return self._slab.lengths[sequence]
+
+    def truncate(self, sequence: int, length: int) -> bool:
+        if length < 0:
+            raise ValueError(f"cannot truncate to {length} tokens")
+        self._slab.lengths[sequence] = min(self.length(sequence), length)
+        return True
+
+    def fork(self, source: int, target: int, length: int) -> bool:
+        if self.length(target) or not 0 < length <= self.length(source):
+            raise ValueError(f"cannot fork {length} tokens of sequence {source} into {target}")
+        self._threads.use()
+        with torch.inference_mode():
+            self._slab.fork(source, target, length)
+        return True
+
+    def free(self, sequence: int) -> None:
+        self.truncate(sequence, 0)
+
+    def export_state(self, sequence: int) -> bytes:
+        self.length(sequence)
+        with torch.inference_mode():
+            return self._slab.export(sequence, self.info.fingerprint)
+
+    def import_state(self, sequence: int, data: bytes) -> bool:
+        if self.length(sequence):
+            raise ValueError(f"sequence {sequence} is not empty")
+        with torch.inference_mode():
+            return self._slab.import_(sequence, data, self.info.fingerprint)
+
+    def interrupt(self) -> None:
+        self._step.interrupted = True
+
+    def resume(self) -> None:
+        self._step.interrupted = False
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            empty = torch.empty(0)
+            self._logits = empty
+            for name in ("_decoder", "_step", "_slab"):  # the memory goes with the last reference to them
+                self.__dict__.pop(name, None)
+
+    def facts(self) -> Mapping[str, Any]:
+        self._alive()
+        return {
+            "device": str(self._decoder.device),
+            "dtype": self.info.description.rsplit(" ", 1)[-1],
+            "kv_dtype": str(self._slab.dtype).removeprefix("torch."),
+            "attention": self._step.kernel,
+            "threads": self._threads.count if self._decoder.device.type == "cpu" else None,
+            "width": self.width,
+        }
+
+    def _alive(self) -> None:
+        if self._closed:
+            raise RuntimeError("the runtime is closed")
+
+    def _decode_once(self) -> None:
+        self.evaluate([Span(sequence=0, start=0, tokens=[0], rows=1)])
+        self.free(0)
+
+
+def _open(path: Path) -> Checkpoint:
+    if path.is_dir():
+        return HuggingFaceCheckpoint(path)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file or directory", key="model")
+    return GGUFCheckpoint(path)
+
+
+def _check_context(checkpoint: Checkpoint, context: int) -> None:
+    config, name = checkpoint.config, checkpoint.path.name
+    if config.trained_context is not None and context > config.trained_context:
+        detail = f"{context} is more than the {config.trained_context} tokens that {name} was trained for"
+        raise ConfigError(detail, key="context")
+    if config.window is not None and context > config.window:
+        detail = f"{name} looks back {config.window} tokens, and sliding windows are not supported"
+        raise ConfigError(detail, key="context", hint=f"at most {config.window}, up to which it makes no difference")
+
+
+def _step(decoder: Decoder, checkpoint: Checkpoint, context: int, sequences: int) -> tuple[Slab, Step]:
+    device, config = decoder.device, decoder.config
+    table = rotation_table(config, context + MARGIN, checkpoint.rope_factors())
+    if device.type == "cpu":
+        slab = Slab(config, sequences=sequences, context=context, dtype=torch.float32, device=device)
+        return slab, CpuStep(decoder, slab, table)
+    slab = Slab(config, sequences=sequences, context=context, dtype=decoder.dtype, device=device)
+    return slab, cuda.make_step(decoder, slab, table.to(device))
+
+
+def _describe(checkpoint: Checkpoint, vocabulary: Vocabulary, decoder: Decoder, slab: Slab, *, int8: bool) -> ModelInfo:
+    config = checkpoint.config
+    dtype = "int8" if int8 else str(decoder.dtype).removeprefix("torch.")
+    identity = [config, dtype, slab.dtype, decoder.digest, blake2b(vocabulary.identity()).hexdigest()]
+    return ModelInfo(
+        architecture=config.architecture,
+        description=f"{checkpoint.description}, {dtype}",
+        context=slab.context,
+        trained_context=config.trained_context,
+        vocab=vocabulary.size,
+        parameters=decoder.parameters,
+        size=decoder.nbytes,
+        chat_template=checkpoint.chat_template,
+        bos=vocabulary.bos,
+        eos=vocabulary.eos,
+        add_bos=vocabulary.add_bos,
+        controls=vocabulary.controls,
+        fingerprint=blake2b(repr(identity).encode(), digest_size=16).digest(),
+        draws_together=decoder.device.type != "cpu",
+        kv_bytes=slab.token_bytes,
+    )

@@ -1,0 +1,287 @@
+"""One step of an engine: what every running sequence needs next, in one call of the runtime.
+
+Everything a sequence needs is the difference between its tokens and those its KV holds: the whole prompt, what a shared
+prefix left of it, or one token, with drafts after it. So prefill, decode, reuse and going on after a pause are one thing:
+evaluate the next part of the difference, and when nothing is left of it, draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from cachespec.engine.control import Outcome, Plan, SpeculationControl, Track
+from cachespec.engine.costs import CostModel
+from cachespec.engine.pages import PAGE
+from cachespec.engine.processors import Processing, Processor
+from cachespec.engine.runtimes.base import Runtime, Span
+from cachespec.engine.scheduling import Pace, chunk_beside, shares
+from cachespec.engine.sequence import Sequence
+from cachespec.engine.slots import Lease
+from cachespec.engine.verify import Proposal, Settled, clip, settle, verify
+from cachespec.events import DraftVerified, Event
+
+_NOTHING: Final = Processing()
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One sequence's part in a step. `plan` is there for a sequence that decodes, and only then may there be drafts.
+
+    `before` is how many tokens it had.
+    """
+
+    sequence: Sequence
+    lease: Lease
+    tokens: list[int]
+    draws: bool
+    track: Track | None = None
+    plan: Plan | None = None
+    before: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before = len(self.sequence.tokens)
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return () if self.plan is None else self.plan.draft.tokens
+
+    @property
+    def evaluated(self) -> list[int]:
+        return [*self.tokens, *self.drafts]
+
+    @property
+    def rows(self) -> int:
+        return 1 + len(self.drafts) if self.draws else 0
+
+    def clip(self, drafts: int) -> None:
+        """Keep so many drafts at most."""
+        if self.plan is not None and drafts < len(self.drafts):
+            self.plan = replace(self.plan, draft=self.plan.draft.first(drafts))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a step gave one sequence: `settled` None for a prefill that is not done, `error` for a row that is no law."""
+
+    part: Part
+    settled: Settled | None = None
+    text: str = ""
+    error: ArithmeticError | None = None
+
+
+class Stepper:
+    """Makes, evaluates and settles steps. Belongs to the engine's thread.
+
+    `width` is the most tokens a call may evaluate, `chunk` the most prompt tokens of them, `max_gap` how many times longer
+    a step may take that prefills beside running streams.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        width: int,
+        chunk: int,
+        max_gap: float,
+        control: SpeculationControl | None,
+        costs: CostModel | None,
+    ) -> None:
+        self._runtime, self._width, self._chunk, self._max_gap = runtime, width, min(chunk, width), max_gap
+        self._control, self._costs = control, costs
+        self._together = runtime.info.draws_together
+        self._pace = Pace()
+        self._steps = 0
+        self._prefills_next = False
+
+    def parts(self, running: List[Sequence]) -> list[Part]:
+        """What to evaluate next, of sequences whose readers keep up; those that decode first."""
+        here = [(s, s.lease) for s in running if s.lease is not None]
+        prefilling = [(s, lease) for s, lease in here if s.missing > 1]
+        decoding = [Part(s, lease, s.tokens[lease.held :], True, s.track) for s, lease in here if s.missing == 1]
+        if len(decoding) + bool(prefilling) > self._width:  # a narrow call: who waited longest goes first
+            decoding.sort(key=lambda part: part.sequence.stepped)
+            self._prefills_next = bool(prefilling) and not self._prefills_next
+            decoding = [] if self._prefills_next else decoding[: self._width]
+        self._draft(decoding, (self._width // 2 if prefilling else self._width) - len(decoding))
+        self._steps += 1
+        for part in decoding:
+            part.sequence.stepped = self._steps
+        return decoding + self._prefill(prefilling, decoding)
+
+    def _draft(self, parts: list[Part], budget: int) -> None:
+        control = self._control
+        drafted = [(part, part.track) for part in parts if part.track is not None]
+        if control is None or not drafted:
+            return
+        info, left = self._runtime.info, [_left(part.sequence) for part, _ in drafted]
+        plans = control.plan([track for _, track in drafted], left)
+        budget = max(0, budget)
+        for (part, _), plan, remaining in zip(drafted, plans, left, strict=True):
+            part.plan = plan
+            drafts = clip(part.drafts, room=info.context - part.lease.held, left=remaining, is_end=self._runtime.is_end)[
+                : budget if info.rewinds else 0
+            ]
+            processor = part.sequence.processor
+            part.clip(len(drafts) if processor is None or not drafts else processor.valid(drafts))
+            budget -= len(part.drafts)
+
+    def _prefill(self, missing: list[tuple[Sequence, Lease]], decoding: list[Part]) -> list[Part]:
+        """The next chunks of prompts. The last token of one is drawn from at once."""
+        if not missing:
+            return []
+        beside = sum(len(part.evaluated) for part in decoding)
+        most = min(self._chunk, self._width - beside)
+        table = None if self._costs is None else self._costs.table
+        streams = len(decoding)
+        budget = chunk_beside(table, self._pace, streams=streams, tokens=beside, most=most, max_gap=self._max_gap)
+        parts = []
+        for (sequence, lease), size in zip(missing, shares([s.missing for s, _ in missing], budget), strict=True):
+            size = min(size, self._until_checkpoint(sequence, lease))
+            if size > 0:
+                tokens = sequence.tokens[lease.held : lease.held + size]
+                parts.append(Part(sequence, lease, tokens, size == sequence.missing))
+        return parts
+
+    def _until_checkpoint(self, sequence: Sequence, lease: Lease) -> int:
+        """Where a model cannot rewind, a call ends at the last page that a later request could share."""
+        if self._runtime.info.rewinds or lease.namespace is None:
+            return sequence.missing
+        stop = (len(sequence.job.prompt) - 1) // PAGE * PAGE
+        return stop - lease.held if lease.held < stop else sequence.missing
+
+    def evaluate(self, parts: List[Part]) -> list[int]:
+        """One call. Handles of its rows. Raises as `Runtime.evaluate`."""
+        spans = [Span(sequence=p.lease.slot, start=p.lease.held, tokens=p.evaluated, rows=p.rows) for p in parts]
+        rows = self._runtime.evaluate(spans)
+        for part in parts:
+            part.lease.held += len(part.evaluated)
+        return rows
+
+    def draw(self, parts: List[Part], rows: List[int]) -> list[Drawn]:
+        """Draw and take what the rows give. The KV holds wrong drafts yet: `kept` says how much of it counts."""
+        handles = iter(rows)
+        proposals = [self._proposal(p, [next(handles) for _ in range(p.rows)]) for p in parts if p.draws]
+        tokens: dict[int, list[int] | ArithmeticError] = {}
+        drawing = [i for i, part in enumerate(parts) if part.draws]
+        try:
+            found = verify(self._runtime, proposals, together=self._together)
+            tokens.update(zip(drawing, found, strict=True))
+        except ArithmeticError:  # one of them: drawing changes nothing, so each can be asked alone
+            for i, proposal in zip(drawing, proposals, strict=True):
+                try:
+                    tokens[i] = verify(self._runtime, [proposal])[0]
+                except ArithmeticError as error:
+                    tokens[i] = error
+        return [self._take(part, tokens.get(i, [])) for i, part in enumerate(parts)]
+
+    def _proposal(self, part: Part, rows: list[int]) -> Proposal:
+        sequence = part.sequence
+        processor = sequence.processor
+        return Proposal(
+            position=len(sequence.tokens),
+            drafts=part.drafts,
+            rows=rows,
+            sampling=sequence.job.sampling,
+            adjusts=() if processor is None else processor.adjusts(part.drafts),
+        )
+
+    def _take(self, part: Part, drawn: list[int] | ArithmeticError) -> Drawn:
+        if isinstance(drawn, ArithmeticError):
+            return Drawn(part, error=drawn)
+        if not part.draws:
+            return Drawn(part)
+        text: list[str] = []
+        try:
+            settled = settle(drawn, lambda token: self._take_token(part.sequence, token, text))
+        except ArithmeticError as error:
+            return Drawn(part, error=error)
+        return Drawn(part, settled, "".join(text))
+
+    def _take_token(self, sequence: Sequence, token: int, text: list[str]) -> str | None:
+        """Take a drawn token into the answer, and its text; why the answer ends with it, if it does."""
+        job = sequence.job
+        if self._runtime.is_end(token):
+            return "stop"
+        sequence.tokens.append(token)
+        piece = job.pieces.get(token)
+        text.append(sequence.text.push(self._runtime.piece(token) if piece is None else piece))
+        if sequence.text.stopped is not None:
+            return "stop"
+        if sequence.processor is not None:
+            sequence.processor.accept([token])
+        if sequence.grammar is not None and sequence.grammar.finished:
+            return "stop"
+        return None if _left(sequence) else "length"
+
+    def begin(self, sequence: Sequence) -> None:
+        """A sequence is admitted for the first time: its grammar, and its drafter's track."""
+        job = sequence.job
+        if job.grammar is not None:
+            sequence.grammar = job.grammar.start()
+            vocab = self._runtime.info.vocab
+            sequence.processor = Processor(_NOTHING, prompt=job.prompt, vocab=vocab, mask=sequence.grammar)
+        if self._control is not None and self._runtime.info.rewinds:
+            space = None if job.cache == "off" else sequence.space
+            sequence.track = self._control.open(job.prompt, sampling=job.sampling, namespace=space, output=job.output)
+
+    def end(self, sequence: Sequence, *, learn: bool) -> None:
+        """It is over. `learn`: what it answered may help others."""
+        if self._control is not None and sequence.track is not None:
+            self._control.close(sequence.track, learn=learn and sequence.job.cache == "auto")
+        sequence.track = sequence.processor = sequence.grammar = None
+
+    def settle(self, drawn: List[Drawn], seconds: float) -> list[list[Event]]:
+        """Tell the drafter and the policy what became of a step, by the time it took; what is to be told the readers."""
+        control = self._control
+        prefilling = sum(len(d.part.tokens) for d in drawn if len(d.part.tokens) > 1)
+        decoding = sum(len(d.part.evaluated) for d in drawn if len(d.part.tokens) == 1)
+        self._pace.observe(seconds, decoding=decoding, prefilling=prefilling)
+        known = [(d.part, d.settled) for d in drawn if d.settled is not None and d.part.plan is not None]
+        if control is not None and known:
+            everything = sum(len(d.part.evaluated) for d in drawn)
+            tokens = sum(len(part.evaluated) for part, _ in known)
+            control.settle(
+                [part.track for part, _ in known if part.track is not None],
+                [part.plan for part, _ in known if part.plan is not None],
+                [Outcome(settled.accepted, _emitted(part, settled)) for part, settled in known],
+                self._without_prefill(seconds, len(known), tokens, everything - tokens, len(drawn)),
+            )
+        for d in drawn:
+            track = d.part.sequence.track
+            if control is not None and track is not None and d.settled is not None and d.part.plan is None:
+                control.accept(track, _emitted(d.part, d.settled))
+        return [_report(d) for d in drawn]
+
+    def _without_prefill(self, seconds: float, batch: int, tokens: int, more: int, everyone: int) -> float:
+        """What the step would have taken without prompt tokens beside it, by the measured costs."""
+        if not more or self._costs is None:
+            return seconds
+        table = self._costs.table
+        return seconds * table.seconds(batch, tokens) / table.seconds(everyone, tokens + more)
+
+
+def _left(sequence: Sequence) -> int:
+    """Tokens that the answer may still have."""
+    return sequence.job.output - (len(sequence.tokens) - len(sequence.job.prompt))
+
+
+def _emitted(part: Part, settled: Settled) -> List[int]:
+    """The tokens that a step added to the answer; an end token is none of them, nor is what a stop string took back."""
+    tokens, prompt = part.sequence.tokens, len(part.sequence.job.prompt)
+    return tokens[part.before : prompt + part.sequence.text.tokens]
+
+
+def _report(drawn: Drawn) -> list[Event]:
+    """A draft that was verified; or, when it changes, why none was made."""
+    plan, settled, sequence = drawn.part.plan, drawn.settled, drawn.part.sequence
+    if plan is None or settled is None:
+        return []
+    reason, drafted = plan.choice.reason, len(plan.draft.tokens)
+    if not drafted and reason == sequence.reason:
+        return []
+    sequence.reason = reason
+    sequence.drafted += drafted
+    sequence.accepted += settled.accepted
+    return [DraftVerified(drafter=plan.draft.source or None, drafted=drafted, accepted=settled.accepted, reason=reason)]

@@ -1,0 +1,123 @@
+"""Decoding on paper: a text, a drafter that is right with a given chance at each place, and a table of costs for a clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cachespec.engine.control import Outcome, SpeculationControl
+from cachespec.engine.costs import CostModel
+from cachespec.engine.drafters.base import Draft
+from cachespec.engine.sampling import Sampling
+from cachespec.engine.speculation import AcceptancePolicy, CostTable
+
+Acceptance = Callable[[int], float]
+GREEDY = Sampling(seed=0, temperature=0)
+
+FLAT = {1: 22.9, 2: 21.5, 4: 21.5, 8: 23.6, 9: 25.0, 16: 27.7, 17: 29.0, 32: 35.7}
+STEEP = {1: 7.5, 2: 19.4, 4: 33.5, 8: 55.3, 16: 95.3, 32: 180.0}
+MIDDLE = {1: 10.3, 2: 13.9, 4: 19.7, 8: 32.3, 16: 41.2, 32: 77.3}
+UNEVEN = {1: 41.0, 2: 65.2, 3: 81.6, 5: 56.6, 9: 68.9, 12: 66.8, 17: 77.9, 33: 105.0}
+"""Milliseconds by tokens: torch bfloat16, llama.cpp Q4_1, llama.cpp BF16, torch float32, all measured."""
+
+
+def table(row: dict[int, float]) -> CostTable:
+    return CostTable({1: {n: ms / 1000 for n, ms in row.items()}})
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class PaperDrafter:
+    """Its tokens are 1 where right; the text is all ones. `says` is its confidence; `draft_s` makes it a draft model."""
+
+    def __init__(self, good: Sequence[bool], says: Callable[[int], float], *, clock: Clock, draft_s: float = 0.0) -> None:
+        self.name = "paper"
+        self.sources: tuple[str, ...] = ("paper",)
+        self._good, self._says, self._clock, self._draft_s = good, says, clock, draft_s
+        self.drafted_s = 0.0
+
+    def open(self, prompt: Sequence[int], *, sampling: Sampling, namespace: bytes | None) -> list[int]:
+        return [0]
+
+    def prospects(self, tracks: Sequence[list[int]], limit: int) -> list[Draft]:
+        if self._draft_s:
+            return [Draft(source=self.name, pending=True) for _ in tracks]
+        return [self._draft(track[0], limit) for track in tracks]
+
+    def propose(self, tracks: Sequence[list[int]], lengths: Sequence[int]) -> list[Draft]:
+        self._clock.now += sum(lengths) * self._draft_s
+        self.drafted_s += sum(lengths) * self._draft_s
+        return [self._draft(track[0], length) for track, length in zip(tracks, lengths, strict=True)]
+
+    def _draft(self, at: int, length: int) -> Draft:
+        tokens = tuple(int(g) for g in self._good[at : at + length])
+        return Draft(source=self.name, tokens=tokens, confidence=tuple(self._says(at + i) for i in range(len(tokens))))
+
+    def accept(self, track: list[int], tokens: Sequence[int]) -> None:
+        track[0] += len(tokens)
+
+    def close(self, track: list[int], *, learn: bool) -> None: ...
+
+    def stats(self) -> dict[str, int]:
+        return {"tracks": 0, "bytes": 0}
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Played:
+    seconds: float
+    plain: float
+    lengths: list[int]
+    probe_s: float
+    reasons: dict[str, int]
+
+
+def play(
+    policy: AcceptancePolicy,
+    costs: CostTable,
+    acceptance: Acceptance,
+    *,
+    tokens: int = 600,
+    requests: int = 1,
+    seed: int = 0,
+    says: Callable[[int], float] = lambda at: 0.5,
+    believed: CostTable | None = None,
+    noise: float = 0.0,
+    draft_s: float = 0.0,
+) -> Played:
+    """Decode answers one after another; `believed` is what the calibration said, where it differs from the truth."""
+    rng = random.Random(seed)
+    clock = Clock()
+    total, plain, lengths = 0.0, 0.0, []
+    good: list[bool] = []
+    drafter = PaperDrafter(good, says, clock=clock, draft_s=draft_s)
+    control = SpeculationControl(policy, drafter, costs=CostModel(believed or costs), max_tokens=64, clock=clock)
+    at = 0
+    for _ in range(requests):
+        good[:] = [rng.random() < acceptance(at + i) for i in range(tokens + 64)]
+        track = control.open([0], sampling=GREEDY, namespace=None, output=tokens)
+        done = 0
+        while done < tokens:
+            before = clock.now
+            plan = control.plan([track], [tokens - done])[0]
+            draft = plan.draft.tokens
+            accepted = next((i for i, token in enumerate(draft) if not token), len(draft))
+            took = costs.seconds(1, 1 + len(draft)) * (1 + noise * rng.uniform(-1, 1))
+            clock.now += took
+            control.settle([track], [plan], [Outcome(accepted, [1] * (accepted + 1))], took)
+            total += clock.now - before
+            done += accepted + 1
+            lengths.append(len(draft))
+        control.close(track, learn=True)
+        plain += done * costs.seconds(1, 1)
+        at += tokens
+    stats = control.stats()
+    return Played(total, plain, lengths, stats.probe_s, stats.reasons)
