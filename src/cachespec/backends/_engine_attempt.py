@@ -15,11 +15,17 @@ from cachespec.events import Event, ResponseStarted
 from cachespec.usage import Usage
 
 
+CLOSE_S = 0.09
+"""How long closing waits for the engine's step to end."""
+
+
 class EngineAttempt:
     """One request in the engine. The contract is `backends.base.Attempt`.
 
     `usage` and `busy_s` (engine seconds spent on it) may be read at any time, after an early `aclose` as well.
     """
+
+    ends_by_itself = True
 
     def __init__(self, running: Running, *, backend: str, model: str, deadline: float | None) -> None:
         self._running, self._backend, self._model, self._deadline = running, backend, model, deadline
@@ -64,8 +70,11 @@ class EngineAttempt:
             raise RequestTimeoutError("not finished within the time allowed", backend=self._backend, model=self._model)
 
     async def aclose(self) -> None:
-        """Stop within one step of the engine, without waiting for it."""
+        """Stop within one step of the engine. Waits for that step as long as the contract allows, so that `usage` is final."""
         self._running.cancel()
+        with anyio.move_on_after(CLOSE_S, shield=True):
+            while not self._running.done:
+                await anyio.sleep(CLOSE_S / 50)
 
 
 def _scheduler() -> Callable[[Callable[[], None]], object]:

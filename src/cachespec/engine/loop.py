@@ -415,6 +415,7 @@ class Engine:
         """Give the seat and the slot back, and note how much of the prompt stays in the KV."""
         lease, sequence.lease = sequence.lease, None
         if lease is not None:
+            sequence.read = max(sequence.read, lease.held)
             tokens = sequence.tokens if sequence.writes else sequence.tokens[: sequence.reused]
             stays = self._slots.release(lease, tokens)
             sequence.kept = stays if self._runtime.info.rewinds else max(stays, sequence.kept)

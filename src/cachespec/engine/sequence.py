@@ -81,6 +81,7 @@ class Sequence:
         self.text = TextStream(job.stop)
         self.reused: int | None = None  # prompt tokens whose KV was there; None until admitted
         self.kept = 0  # prompt tokens whose KV stayed after the end
+        self.read = 0  # prompt tokens that were evaluated or reused, as long as that is not all of them
         self.busy_s = 0.0
         self.drafted = self.accepted = 0
         self.cancelled = False
@@ -115,8 +116,13 @@ class Sequence:
         return self.space is not None and self.job.cache == "auto"
 
     def counted(self, kept: int) -> Usage:
-        """The usage, if `kept` prompt tokens stay in the KV. Only whole pages of the prompt count."""
-        prompt, reused = len(self.job.prompt), self.reused or 0
+        """The usage, if `kept` prompt tokens stay in the KV. Only whole pages of the prompt count.
+
+        Of a prompt that was not read to its end only what was read: nobody pays for the rest.
+        """
+        lease, reused = self.lease, self.reused or 0
+        read = max(self.read, 0 if lease is None else lease.held, reused)
+        prompt = len(self.job.prompt) if self.text.tokens else min(len(self.job.prompt), read)
         written = max(0, min(kept, prompt // PAGE * PAGE) - reused)
         return Usage(
             uncached=prompt - reused - written,
