@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> int:
 
 def measure(directory: Path, threads: int, tokens: int, rounds: int) -> dict[str, Any]:
     runtimes = {
-        name: TorchRuntime.load(directory, context=512, sequences=1, device="cpu", dtype=name, threads=threads)  # type: ignore[arg-type]
+        name: TorchRuntime.load(directory, context=512, sequences=1, device="cpu", dtype=name, threads=threads)
         for name in ("float32", "bfloat16", "int8")
     }
     prompt = runtimes["float32"].tokenize(PROMPT, special=False)
@@ -139,9 +139,9 @@ def measure(directory: Path, threads: int, tokens: int, rounds: int) -> dict[str
     order = list(candidates)
     for turn in range(rounds + 1):
         for name in order:
-            seconds, texts[name] = candidates[name]()
+            took, texts[name] = candidates[name]()
             if turn:  # the first is to warm up
-                times[name].append(seconds)
+                times[name].append(took)
         bandwidth += linear_bandwidth(3)
         order = order[1:] + order[:1]
     linear = statistics.median(bandwidth)

@@ -14,7 +14,6 @@ from cachespec.errors import RequestTimeoutError
 from cachespec.events import Event, ResponseStarted
 from cachespec.usage import Usage
 
-
 CLOSE_S = 0.09
 """How long closing waits for the engine's step to end."""
 
@@ -73,7 +72,7 @@ class EngineAttempt:
         """Stop within one step of the engine. Waits for that step as long as the contract allows, so that `usage` is final."""
         self._running.cancel()
         with anyio.move_on_after(CLOSE_S, shield=True):
-            while not self._running.done:
+            while not self._running.done:  # noqa: ASYNC110 - the one waiter there is may be a read's
                 await anyio.sleep(CLOSE_S / 50)
 
 
