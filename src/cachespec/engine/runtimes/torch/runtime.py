@@ -20,7 +20,7 @@ from cachespec.engine.runtimes.torch.hugging_face import HuggingFaceCheckpoint
 from cachespec.engine.runtimes.torch.kv import MARGIN, Slab
 from cachespec.engine.runtimes.torch.model import Decoder
 from cachespec.engine.runtimes.torch.rope import rotation_table
-from cachespec.engine.runtimes.torch.step import CpuStep, Step
+from cachespec.engine.runtimes.torch.step import CpuStep, Step, Switch
 from cachespec.engine.runtimes.torch.tokenizer import Vocabulary
 from cachespec.engine.sampling import Sampling
 from cachespec.errors import ConfigError, OutOfPagesError
@@ -39,10 +39,20 @@ class TorchRuntime:
     """
 
     def __init__(
-        self, decoder: Decoder, vocabulary: Vocabulary, slab: Slab, step: Step, *, width: int, threads: Threads, info: ModelInfo
+        self,
+        decoder: Decoder,
+        vocabulary: Vocabulary,
+        slab: Slab,
+        step: Step,
+        *,
+        switch: Switch,
+        width: int,
+        threads: Threads,
+        info: ModelInfo,
     ) -> None:
         self.info, self.sequences, self.width = info, len(slab.lengths), width
         self._decoder, self._vocabulary, self._slab, self._step, self._threads = decoder, vocabulary, slab, step, threads
+        self._switch = switch
         self._logits = torch.empty(0, info.vocab)
         self._lock = threading.Lock()  # guards the vocabulary against `close` from another thread
         self._closed = False
@@ -86,15 +96,15 @@ class TorchRuntime:
             vocabulary = checkpoint.vocabulary()
             if vocabulary.size > checkpoint.config.vocab:
                 raise ConfigError(f"{path_or_dir}: the tokenizer has more tokens than the model", key="model")
-            team = Threads(threads or torch.get_num_threads())
+            team, switch = Threads(threads or torch.get_num_threads()), Switch()
             with torch.inference_mode():
                 team.use()
                 decoder = Decoder(checkpoint, precision, int8=int8, device=where, words=vocabulary.size, report=report)
-                slab, step = _step(decoder, checkpoint, context, sequences)
+                slab, step = _step(decoder, checkpoint, context, sequences, switch)
             info = _describe(checkpoint, vocabulary, decoder, slab, int8=int8)
         finally:
             checkpoint.close()
-        runtime = cls(decoder, vocabulary, slab, step, width=width, threads=team, info=info)
+        runtime = cls(decoder, vocabulary, slab, step, switch=switch, width=width, threads=team, info=info)
         if threads is None and where.type == "cpu":
             fastest(team, runtime._decode_once)
         report(1.0)
@@ -193,10 +203,10 @@ class TorchRuntime:
             return self._slab.import_(sequence, data, self.info.fingerprint)
 
     def interrupt(self) -> None:
-        self._step.interrupted = True
+        self._switch.on = True
 
     def resume(self) -> None:
-        self._step.interrupted = False
+        self._switch.on = False
 
     def close(self) -> None:
         with self._lock:
@@ -244,14 +254,14 @@ def _check_context(checkpoint: Checkpoint, context: int) -> None:
         raise ConfigError(detail, key="context", hint=f"at most {config.window}, up to which it makes no difference")
 
 
-def _step(decoder: Decoder, checkpoint: Checkpoint, context: int, sequences: int) -> tuple[Slab, Step]:
+def _step(decoder: Decoder, checkpoint: Checkpoint, context: int, sequences: int, switch: Switch) -> tuple[Slab, Step]:
     device, config = decoder.device, decoder.config
     table = rotation_table(config, context + MARGIN, checkpoint.rope_factors())
     if device.type == "cpu":
         slab = Slab(config, sequences=sequences, context=context, dtype=torch.float32, device=device)
-        return slab, CpuStep(decoder, slab, table)
+        return slab, CpuStep(decoder, slab, table, switch)
     slab = Slab(config, sequences=sequences, context=context, dtype=decoder.dtype, device=device)
-    return slab, cuda.make_step(decoder, slab, table.to(device))
+    return slab, cuda.make_step(decoder, slab, table.to(device), switch)
 
 
 def _describe(checkpoint: Checkpoint, vocabulary: Vocabulary, decoder: Decoder, slab: Slab, *, int8: bool) -> ModelInfo:
