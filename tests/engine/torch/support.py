@@ -15,8 +15,12 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 pytest.importorskip("safetensors")
 
+from torch import Tensor  # noqa: E402 - after the skips
+
 from cachespec.engine.runtimes.base import Span  # noqa: E402 - after the skips
 from cachespec.engine.runtimes.torch import TorchRuntime  # noqa: E402
+
+__all__ = ["Tensor", "torch", "transformers"]
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 WORDS = 256 + len(SPECIALS)
@@ -108,7 +112,7 @@ def byte_letters() -> list[str]:
 
     split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     plain = {i: split.pre_tokenize_str(chr(i))[0][0] for i in range(128)}
-    rest = {}
+    rest: dict[int, str] = {}
     for character in (chr(c) for c in range(128, 0x2000)):
         for byte, letter in zip(character.encode(), split.pre_tokenize_str(character)[0][0], strict=True):
             rest.setdefault(byte, letter)

@@ -27,6 +27,8 @@ from cachespec.engine.sampling import Sampling
 
 _BATCH_LIMIT: Final = 32  # sequences in one graph
 
+Forward = Callable[[Shape, Tensor], Tensor]
+Capture = Callable[[Shape, Tensor], Replay]
 FlashKernel = Callable[..., Tensor]
 """(queries [tokens, heads, head_dim], keys, values [positions, kv_heads, head_dim], first row of each sequence and the
 end of the last, first position of each sequence, positions it has, most rows, most positions) -> like queries. Causal:
@@ -131,7 +133,7 @@ class CudaStep:
         switch: Switch,
         *,
         flash: FlashKernel | None,
-        capture: Callable[[Callable[[Shape, Tensor], Tensor]], Callable[[Shape, Tensor], Replay]] | None,
+        capture: Callable[[Forward], Capture] | None,
     ) -> None:
         self._check = switch.check
         self.kernel = "flash" if flash is not None else "sdpa"
