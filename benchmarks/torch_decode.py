@@ -114,8 +114,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as scratch:
         directory = given.model or shipped_model(Path(scratch))
         report = measure(directory, given.threads, given.tokens, given.rounds)
@@ -131,7 +131,7 @@ def measure(directory: Path, threads: int, tokens: int, rounds: int) -> dict[str
     prompt = runtimes["float32"].tokenize(PROMPT, special=False)
     candidates = {f"cachespec {name}": ours(runtime, prompt, tokens) for name, runtime in runtimes.items()}
     for name in ("float32", "bfloat16"):
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, name)).eval()
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, name))
         candidates[f"transformers {name}"] = theirs(model, prompt, tokens)
     times: dict[str, list[float]] = {name: [] for name in candidates}
     texts: dict[str, list[int]] = {}
@@ -146,11 +146,11 @@ def measure(directory: Path, threads: int, tokens: int, rounds: int) -> dict[str
         order = order[1:] + order[:1]
     linear = statistics.median(bandwidth)
     rows = []
-    for name, seconds in times.items():
+    for name, taken in times.items():
         library, precision = name.split()
-        middle = statistics.median(seconds)
+        middle = statistics.median(taken)
         row: dict[str, Any] = {"library": library, "dtype": precision, "ms": middle * 1e3}
-        row |= {"ms_min": min(seconds) * 1e3, "ms_max": max(seconds) * 1e3, "tokens_per_s": 1 / middle}
+        row |= {"ms_min": min(taken) * 1e3, "ms_max": max(taken) * 1e3, "tokens_per_s": 1 / middle}
         if library == "cachespec":
             runtime = runtimes[precision]
             rival = times.get(f"transformers {precision}", times["transformers bfloat16"])

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from cachespec.engine.runtimes.base import Interrupted
 from cachespec.engine.runtimes.torch.attention import Piece, PieceAttention
 from cachespec.engine.runtimes.torch.config import ModelConfig
 from cachespec.engine.runtimes.torch.draws import draw_rows
@@ -23,10 +22,13 @@ from cachespec.engine.runtimes.torch.graphs import CudaCapture, Graphs, Replay, 
 from cachespec.engine.runtimes.torch.kv import Slab
 from cachespec.engine.runtimes.torch.model import Attend, Decoder
 from cachespec.engine.runtimes.torch.rope import rotations
+from cachespec.engine.runtimes.torch.step import Switch
 from cachespec.engine.sampling import Sampling
 
 _BATCH_LIMIT: Final = 32  # sequences in one graph
 
+Forward = Callable[[Shape, Tensor], Tensor]
+Capture = Callable[[Shape, Tensor], Replay]
 FlashKernel = Callable[..., Tensor]
 """(queries [tokens, heads, head_dim], keys, values [positions, kv_heads, head_dim], first row of each sequence and the
 end of the last, first position of each sequence, positions it has, most rows, most positions) -> like queries. Causal:
@@ -128,19 +130,20 @@ class CudaStep:
         decoder: Decoder,
         slab: Slab,
         table: Tensor,
+        switch: Switch,
         *,
         flash: FlashKernel | None,
-        capture: Callable[[Callable[[Shape, Tensor], Tensor]], Callable[[Shape, Tensor], Replay]] | None,
+        capture: Callable[[Forward], Capture] | None,
     ) -> None:
-        self.interrupted = False
+        self._check = switch.check
         self.kernel = "flash" if flash is not None else "sdpa"
         self._decoder, self._slab, self._table, self._flash = decoder, slab, table, flash
-        self._pieces = PieceAttention(decoder.config, slab, decoder.dtype, self._stopped)
+        self._pieces = PieceAttention(decoder.config, slab, decoder.dtype, switch.check)
         self._spare = len(slab.lengths)
         self.graphs = None if capture is None else Graphs(capture(self.forward), decoder.device)
 
     def run(self, tokens: Sequence[int], pieces: Sequence[Piece], wanted: Sequence[int]) -> Tensor:
-        self._stopped()
+        self._check()
         limit = min(len(self._slab.lengths), _BATCH_LIMIT)
         shape = shape_of(pieces, batch_limit=limit, room=self._slab.cells.shape[3]) if self.graphs is not None else None
         if self.graphs is not None and shape is not None:
@@ -193,11 +196,7 @@ class CudaStep:
             )
             attend = FlashAttention(config, self._slab, layout, self._flash)
         turns = rotations(self._table, positions, config)
-        return self._decoder.hidden(torch.tensor(list(tokens), device=device), turns, attend, self._stopped)
-
-    def _stopped(self) -> None:
-        if self.interrupted:
-            raise Interrupted
+        return self._decoder.hidden(torch.tensor(list(tokens), device=device), turns, attend, self._check)
 
 
 def _never() -> None:
@@ -234,6 +233,6 @@ def working_flash(config: ModelConfig, slab: Slab, kernel: FlashKernel = flash_k
         return None
 
 
-def make_step(decoder: Decoder, slab: Slab, table: Tensor) -> CudaStep:
+def make_step(decoder: Decoder, slab: Slab, table: Tensor, switch: Switch) -> CudaStep:
     """The fastest way this GPU has."""
-    return CudaStep(decoder, slab, table, flash=working_flash(decoder.config, slab), capture=CudaCapture)
+    return CudaStep(decoder, slab, table, switch, flash=working_flash(decoder.config, slab), capture=CudaCapture)

@@ -94,11 +94,25 @@ def _parts(path: Path) -> list[Path]:
 
 def _read(path: Path) -> Any:
     try:
+        import numpy as np
         from gguf import GGUFReader
     except ImportError as error:
         raise MissingDependencyError("GGUF files in the torch backend need gguf", extra="torch") from error
+
+    class Reader(GGUFReader):
+        """Reads the same bytes as a plain array: a slice of a memory map costs several times as much, and a vocabulary
+        takes a million."""
+
+        @property
+        def data(self) -> Any:
+            return self._plain
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._plain = np.asarray(mapped)
+
     try:
-        return GGUFReader(path)
+        return Reader(path)
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise ConfigError(f"{path}: cannot be read as GGUF: {error}", key="model") from error
 

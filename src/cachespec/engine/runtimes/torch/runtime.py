@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from cachespec.engine.runtimes.base import Interrupted, ModelInfo, Span
-from cachespec.engine.runtimes.torch import cuda
 from cachespec.engine.runtimes.torch.attention import Piece
-from cachespec.engine.runtimes.torch.checkpoint import Checkpoint
 from cachespec.engine.runtimes.torch.devices import Precision, Threads, fastest, pick_device, pick_precision
-from cachespec.engine.runtimes.torch.gguf_file import GGUFCheckpoint
-from cachespec.engine.runtimes.torch.hugging_face import HuggingFaceCheckpoint
-from cachespec.engine.runtimes.torch.kv import MARGIN, Slab
-from cachespec.engine.runtimes.torch.model import Decoder
-from cachespec.engine.runtimes.torch.rope import rotation_table
-from cachespec.engine.runtimes.torch.step import CpuStep, Step
-from cachespec.engine.runtimes.torch.tokenizer import Vocabulary
+from cachespec.engine.runtimes.torch.loading import Parts, load_parts
 from cachespec.engine.sampling import Sampling
-from cachespec.errors import ConfigError, OutOfPagesError
+from cachespec.errors import OutOfPagesError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,12 +29,11 @@ class TorchRuntime:
     Each sequence has room for `info.context` tokens of its own. The number of threads is torch's and holds for the process.
     """
 
-    def __init__(
-        self, decoder: Decoder, vocabulary: Vocabulary, slab: Slab, step: Step, *, width: int, threads: Threads, info: ModelInfo
-    ) -> None:
-        self.info, self.sequences, self.width = info, len(slab.lengths), width
-        self._decoder, self._vocabulary, self._slab, self._step, self._threads = decoder, vocabulary, slab, step, threads
-        self._logits = torch.empty(0, info.vocab)
+    def __init__(self, parts: Parts, *, width: int, threads: Threads) -> None:
+        self.info, self.sequences, self.width = parts.info, len(parts.slab.lengths), width
+        self._decoder, self._vocabulary, self._slab, self._step = parts.decoder, parts.vocabulary, parts.slab, parts.step
+        self._switch, self._threads = parts.switch, threads
+        self._logits = torch.empty(0, self.info.vocab)
         self._lock = threading.Lock()  # guards the vocabulary against `close` from another thread
         self._closed = False
 
@@ -70,7 +60,8 @@ class TorchRuntime:
             progress: gets the loaded part, 0 to 1; stops loading by returning False, and `Interrupted` is raised.
             width: the most tokens a call takes.
 
-        Raises: ConfigError (no model, unsupported, damaged, context beyond what it was trained for, no such device);
+        Raises: ConfigError (no model, unsupported, damaged, context beyond what it was trained for, no such device,
+        no room);
         MissingDependencyError.
         """
 
@@ -80,21 +71,18 @@ class TorchRuntime:
 
         where = pick_device(device)
         precision, int8 = pick_precision(dtype, where)
-        checkpoint = _open(Path(path_or_dir))
-        try:
-            _check_context(checkpoint, context)
-            vocabulary = checkpoint.vocabulary()
-            if vocabulary.size > checkpoint.config.vocab:
-                raise ConfigError(f"{path_or_dir}: the tokenizer has more tokens than the model", key="model")
-            team = Threads(threads or torch.get_num_threads())
-            with torch.inference_mode():
-                team.use()
-                decoder = Decoder(checkpoint, precision, int8=int8, device=where, words=vocabulary.size, report=report)
-                slab, step = _step(decoder, checkpoint, context, sequences)
-            info = _describe(checkpoint, vocabulary, decoder, slab, int8=int8)
-        finally:
-            checkpoint.close()
-        runtime = cls(decoder, vocabulary, slab, step, width=width, threads=team, info=info)
+        team = Threads(threads or torch.get_num_threads())
+        team.use()
+        parts = load_parts(
+            Path(path_or_dir),
+            context=context,
+            sequences=sequences,
+            device=where,
+            dtype=precision,
+            int8=int8,
+            report=report,
+        )
+        runtime = cls(parts, width=width, threads=team)
         if threads is None and where.type == "cpu":
             fastest(team, runtime._decode_once)
         report(1.0)
@@ -193,10 +181,10 @@ class TorchRuntime:
             return self._slab.import_(sequence, data, self.info.fingerprint)
 
     def interrupt(self) -> None:
-        self._step.interrupted = True
+        self._switch.on = True
 
     def resume(self) -> None:
-        self._step.interrupted = False
+        self._switch.on = False
 
     def close(self) -> None:
         with self._lock:
@@ -224,54 +212,3 @@ class TorchRuntime:
     def _decode_once(self) -> None:
         self.evaluate([Span(sequence=0, start=0, tokens=[0], rows=1)])
         self.free(0)
-
-
-def _open(path: Path) -> Checkpoint:
-    if path.is_dir():
-        return HuggingFaceCheckpoint(path)
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file or directory", key="model")
-    return GGUFCheckpoint(path)
-
-
-def _check_context(checkpoint: Checkpoint, context: int) -> None:
-    config, name = checkpoint.config, checkpoint.path.name
-    if config.trained_context is not None and context > config.trained_context:
-        detail = f"{context} is more than the {config.trained_context} tokens that {name} was trained for"
-        raise ConfigError(detail, key="context")
-    if config.window is not None and context > config.window:
-        detail = f"{name} looks back {config.window} tokens, and sliding windows are not supported"
-        raise ConfigError(detail, key="context", hint=f"at most {config.window}, up to which it makes no difference")
-
-
-def _step(decoder: Decoder, checkpoint: Checkpoint, context: int, sequences: int) -> tuple[Slab, Step]:
-    device, config = decoder.device, decoder.config
-    table = rotation_table(config, context + MARGIN, checkpoint.rope_factors())
-    if device.type == "cpu":
-        slab = Slab(config, sequences=sequences, context=context, dtype=torch.float32, device=device)
-        return slab, CpuStep(decoder, slab, table)
-    slab = Slab(config, sequences=sequences, context=context, dtype=decoder.dtype, device=device)
-    return slab, cuda.make_step(decoder, slab, table.to(device))
-
-
-def _describe(checkpoint: Checkpoint, vocabulary: Vocabulary, decoder: Decoder, slab: Slab, *, int8: bool) -> ModelInfo:
-    config = checkpoint.config
-    dtype = "int8" if int8 else str(decoder.dtype).removeprefix("torch.")
-    identity = [config, dtype, slab.dtype, decoder.digest, blake2b(vocabulary.identity()).hexdigest()]
-    return ModelInfo(
-        architecture=config.architecture,
-        description=f"{checkpoint.description}, {dtype}",
-        context=slab.context,
-        trained_context=config.trained_context,
-        vocab=vocabulary.size,
-        parameters=decoder.parameters,
-        size=decoder.nbytes,
-        chat_template=checkpoint.chat_template,
-        bos=vocabulary.bos,
-        eos=vocabulary.eos,
-        add_bos=vocabulary.add_bos,
-        controls=vocabulary.controls,
-        fingerprint=blake2b(repr(identity).encode(), digest_size=16).digest(),
-        draws_together=decoder.device.type != "cpu",
-        kv_bytes=slab.token_bytes,
-    )

@@ -16,11 +16,24 @@ from cachespec.engine.runtimes.torch.rope import rotations
 from cachespec.engine.sampling import Sampling, draw
 
 
+class Switch:
+    """Stops a running pass, from any thread: `check` is called between its steps."""
+
+    __slots__ = ("on",)
+
+    def __init__(self) -> None:
+        self.on = False
+
+    def check(self) -> None:
+        """Raise `Interrupted` when the switch is on."""
+        if self.on:
+            raise Interrupted
+
+
 class Step(Protocol):
-    """Runs the model on a device. `kernel` names the attention kernel, for people; `interrupted` stops what runs."""
+    """Runs the model on a device. `kernel` names the attention kernel, for people."""
 
     kernel: str
-    interrupted: bool
 
     def run(self, tokens: Sequence[int], pieces: Sequence[Piece], wanted: Sequence[int]) -> Tensor:
         """Logits of the wanted rows, float32 [wanted, vocab] on the device; writes the KV. May raise `Interrupted`."""
@@ -34,10 +47,9 @@ class CpuStep:
 
     kernel = "sdpa"
 
-    def __init__(self, decoder: Decoder, slab: Slab, table: Tensor) -> None:
-        self.interrupted = False
-        self._decoder, self._table = decoder, table
-        self._attention = PieceAttention(decoder.config, slab, decoder.dtype, self._stopped)
+    def __init__(self, decoder: Decoder, slab: Slab, table: Tensor, switch: Switch) -> None:
+        self._decoder, self._table, self._check = decoder, table, switch.check
+        self._attention = PieceAttention(decoder.config, slab, decoder.dtype, switch.check)
 
     def run(self, tokens: Sequence[int], pieces: Sequence[Piece], wanted: Sequence[int]) -> Tensor:
         padding = [0] * max(0, self._decoder.pad - len(tokens))
@@ -45,7 +57,7 @@ class CpuStep:
         ids = torch.tensor([*tokens, *padding])
         turns = rotations(self._table, torch.tensor([*positions, *padding]), self._decoder.config)
         self._attention.begin(pieces, len(ids))
-        hidden = self._decoder.hidden(ids, turns, self._attention, self._stopped)
+        hidden = self._decoder.hidden(ids, turns, self._attention, self._check)
         if not wanted:
             return hidden.new_empty(0, self._decoder.words)
         rows = [*wanted, *[wanted[-1]] * (self._decoder.head.pad - len(wanted))]
@@ -54,7 +66,3 @@ class CpuStep:
     def draw(self, logits: Tensor, rows: Sequence[int], sampling: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
         table = logits.numpy()
         return [draw(table[row], how, at) for row, how, at in zip(rows, sampling, positions, strict=True)]
-
-    def _stopped(self) -> None:
-        if self.interrupted:
-            raise Interrupted

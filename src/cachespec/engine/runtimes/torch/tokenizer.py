@@ -140,7 +140,11 @@ def _byte_level(tokens: Sequence[str], merges: Sequence[str], pre: str, where: s
         raise ConfigError(f"{where}: pre-tokenizer {pre!r} is not supported by the torch runtime ({served} are)", key="model")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     ids = {token: i for i, token in enumerate(tokens)}
-    tokenizer = library.Tokenizer(library.models.BPE(vocab=ids, merges=pairs, ignore_merges=pre == "llama-bpe"))
+    try:
+        model = library.models.BPE(vocab=ids, merges=pairs, ignore_merges=pre == "llama-bpe")
+    except Exception as error:  # the library raises bare Exceptions
+        raise ConfigError(f"{where}: its tokenizer is damaged: {error}", key="model") from error
+    tokenizer = library.Tokenizer(model)
     if pre == "qwen2":
         tokenizer.normalizer = library.normalizers.NFC()
     tokenizer.pre_tokenizer = splitter
