@@ -114,8 +114,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         directory = given.model or shipped_model(Path(scratch))
         report = measure(directory, given.threads, given.tokens, given.rounds)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from cachespec.engine.runtimes.base import Interrupted, ModelInfo, Span
+from cachespec.engine.runtimes.base import Interrupted, Span
 from cachespec.engine.runtimes.torch.attention import Piece
 from cachespec.engine.runtimes.torch.devices import Precision, Threads, fastest, pick_device, pick_precision
 from cachespec.engine.runtimes.torch.loading import Parts, load_parts
