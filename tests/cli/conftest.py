@@ -71,11 +71,18 @@ def request_file(tmp_path: Path) -> Callable[[Any], str]:
     return write
 
 
+# A shell's background job hands on that Ctrl-C is ignored, and so may a CI runner; a terminal's user has it.
+RUN = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "runpy.run_module('cachespec', run_name='__main__', alter_sys=True)"
+)
+
+
 def process(*args: str, **more: Any) -> subprocess.Popen[bytes]:
     """The command as a process of its own."""
     environment = {**os.environ, "TEST_KEY": SECRET, **more.pop("env", {})}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    return subprocess.Popen([sys.executable, "-m", "cachespec", *args], env=environment, **pipes)
+    return subprocess.Popen([sys.executable, "-c", RUN, *args], env=environment, **pipes)
 
 
 def document(result: Result) -> Any:

@@ -303,7 +303,12 @@ def foreign(path: Path) -> None:
 
 
 def newer(path: Path) -> None:
-    anyio.run(SqliteLedger(str(path)).totals)
+    async def make() -> None:
+        ledger = SqliteLedger(str(path))
+        await ledger.totals()
+        await ledger.aclose()  # or the file would still change when it is collected
+
+    anyio.run(make)
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 99")
 
