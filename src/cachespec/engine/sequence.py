@@ -122,13 +122,14 @@ class Sequence:
         """
         lease, reused = self.lease, self.reused or 0
         read = max(self.read, 0 if lease is None else lease.held, reused)
-        prompt = len(self.job.prompt) if self.text.tokens else min(len(self.job.prompt), read)
+        output = self.text.tokens  # once: the engine goes on meanwhile
+        prompt = len(self.job.prompt) if output else min(len(self.job.prompt), read)
         written = max(0, min(kept, prompt // PAGE * PAGE) - reused)
         return Usage(
             uncached=prompt - reused - written,
             cache_read=reused,
             cache_write={"kv": written} if written else {},
-            output=self.text.tokens,
+            output=output,
             drafted=self.drafted if self._drafts else None,
             accepted=self.accepted if self._drafts else None,
         )
