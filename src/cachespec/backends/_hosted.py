@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -100,7 +101,7 @@ class Target:
         return self
 
 
-class HostedBackend:
+class HostedBackend(ABC):
     """A `Backend` on an SDK's client. A subclass says how that client is built; the profile says what its server takes."""
 
     sdk: ClassVar[str]
@@ -137,9 +138,9 @@ class HostedBackend:
 
     # -- what a subclass gives
 
+    @abstractmethod
     def _build(self, http: httpx2.AsyncClient) -> tuple[ModuleType, SDKClient, Headers]:
         """The SDK's module, its client, and the headers that every request sets (or takes out)."""
-        raise NotImplementedError  # pragma: no cover - abstract
 
     # -- the contract
 
