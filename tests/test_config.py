@@ -88,7 +88,6 @@ def test_defaults() -> None:
     assert config.default_model == "only"
     assert config.ledger.use == "memory"
     assert config.routing == PluginSpec(use="cheapest")
-    assert config.caching is None
     assert config.acceptance is None
     assert config.budgets == ()
     assert config.retries == RetryRule()
@@ -524,3 +523,10 @@ def test_a_config_is_a_frozen_value() -> None:
     assert isinstance(config, Config)
     with pytest.raises(AttributeError):
         config.generation = 2  # type: ignore[misc]
+
+
+def test_a_caching_policy_of_ones_own_is_refused_not_ignored() -> None:
+    text = GOOD.replace("[policies]", '[policies]\ncaching = { use = "cachespec.policies.routing:Cheapest" }')
+    with pytest.raises(ConfigError, match="no caching policy is asked yet") as caught:
+        parse_config(text, "app.toml")
+    assert caught.value.key == "policies.caching"

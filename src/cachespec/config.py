@@ -57,7 +57,7 @@ class Config:
     """A whole, valid configuration.
 
     `models` maps each alias to its backends. `timeout` is seconds for all attempts together (None: no deadline).
-    `caching` None: the caller's own marks pass through. `generation` counts reloads. `notes` say what was left out (only
+    `generation` counts reloads. `notes` say what was left out (only
     by `auto_config`). `path` and `text` are the file's, for messages.
     """
 
@@ -69,7 +69,6 @@ class Config:
     max_output_tokens: int | None = 4096
     on_unsupported: OnUnsupported = "error"
     routing: PluginSpec = PluginSpec(use="cheapest")
-    caching: PluginSpec | None = None
     acceptance: PluginSpec | None = None
     budgets: tuple[BudgetRule, ...] = ()
     rules: tuple[Rule, ...] = ()
@@ -128,6 +127,10 @@ class _Policies:
     budgets: tuple[BudgetRule, ...] = ()
     rules: tuple[Rule, ...] = ()
     retries: _Retries = _Retries()
+
+    def __post_init__(self) -> None:
+        if self.caching is not None:  # taking one and not asking it would be worse than refusing it
+            raise InputError("no caching policy is asked yet; marks of the caller pass through", field="caching")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +243,6 @@ def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | No
         max_output_tokens=client.max_output_tokens,
         on_unsupported=client.on_unsupported,
         routing=policies.routing,
-        caching=policies.caching,
         acceptance=policies.acceptance,
         budgets=policies.budgets,
         rules=policies.rules,

@@ -120,8 +120,6 @@ Event: TypeAlias = (
     | ReasoningFinished
     | Finished
 )
-CONTENT_EVENTS = (TextDelta, ReasoningDelta, ToolCallDelta)
-"""The first of these commits an attempt: after it there is no retry and no fallback (contract S3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

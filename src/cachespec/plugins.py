@@ -33,7 +33,7 @@ _MEMBERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "routing": ("rank",),
         "acceptance": ("max_length", "choose"),
         "drafters": ("name", "sources", "open", "prospects", "propose", "accept", "close", "stats", "stop"),
-        "ledgers": ("reserve", "settle", "release", "snapshot", "entries", "totals", "aclose"),
+        "ledgers": ("reserve", "settle", "release", "snapshot", "refresh", "entries", "totals", "aclose"),
     }
 )
 

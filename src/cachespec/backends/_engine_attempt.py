@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 from uuid import uuid4
 
 import anyio
@@ -12,6 +11,7 @@ import anyio.lowlevel
 from cachespec.engine.sequence import Sequence as Running
 from cachespec.errors import RequestTimeoutError
 from cachespec.events import Event, ResponseStarted
+from cachespec.loops import scheduler
 from cachespec.usage import Usage
 
 CLOSE_S = 0.09
@@ -56,7 +56,7 @@ class EngineAttempt:
     async def _wait(self) -> None:
         """Until the engine's thread has something for us."""
         ready = anyio.Event()
-        schedule = _scheduler()
+        schedule = scheduler()
         if not self._running.when_ready(lambda: schedule(ready.set)):
             return
         if self._deadline is None:
@@ -74,15 +74,3 @@ class EngineAttempt:
         with anyio.move_on_after(CLOSE_S, shield=True):
             while not self._running.done:  # noqa: ASYNC110 - the one waiter there is may be a read's
                 await anyio.sleep(CLOSE_S / 50)
-
-
-def _scheduler() -> Callable[[Callable[[], None]], object]:
-    """How another thread runs a function on this event loop without waiting for it.
-
-    `anyio.from_thread` would make the engine wait for a busy event loop, token by token; asyncio's loop and trio's token
-    both have a call that does not.
-    """
-    native: Any = anyio.lowlevel.current_token().native_token
-    found: Callable[[Callable[[], None]], object]
-    found = native.call_soon_threadsafe if hasattr(native, "call_soon_threadsafe") else native.run_sync_soon
-    return found
