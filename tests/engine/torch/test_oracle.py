@@ -45,13 +45,13 @@ def file() -> Path:
 @pytest.fixture(scope="module")
 def oracle(file: Path) -> Any:
     """transformers' float32 model, of dense weights."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     return transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
 def runtime(file: Path) -> Iterator[TorchRuntime]:
-    runtime = load(file, context=512, threads=2)
+    runtime = load(file, context=512)
     yield runtime
     runtime.close()
 
@@ -123,7 +123,7 @@ def test_greedy_text(oracle: Any, runtime: TorchRuntime, tokens: list[int]) -> N
 def test_fewer_bits_say_nearly_the_same(
     file: Path, wanted: NDArray[np.float32], tokens: list[int], dtype: str, limit: float, agreement: float
 ) -> None:
-    runtime = load(file, context=512, threads=2, dtype=dtype)
+    runtime = load(file, context=512, dtype=dtype)
     found = put(runtime, tokens)
     assert divergence(found, wanted) < limit
     assert (found.argmax(axis=1) == wanted.argmax(axis=1)).mean() > agreement
@@ -140,7 +140,7 @@ def test_a_saved_checkpoint_is_the_same_model(
     plain.load_state_dict(oracle.state_dict())
     plain.save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(tmp_path)
-    other = load(tmp_path, context=512, threads=2)
+    other = load(tmp_path, context=512)
     assert other.tokenize("Hello there<|im_end|>", special=True) == runtime.tokenize("Hello there<|im_end|>", special=True)
     assert np.array_equal(put(other, tokens[:200]), logits[:200])
     assert other.info.chat_template == runtime.info.chat_template

@@ -39,11 +39,12 @@ def pick_precision(name: str, device: torch.device) -> tuple[torch.dtype, bool]:
     if name not in _PRECISIONS:
         raise ConfigError(f"must be one of {', '.join(_PRECISIONS)}, not {name!r}", key="dtype")
     if name == "auto":
-        name = "bfloat16" if _multiplies_bfloat16(device) else "float32"
+        name = "bfloat16" if multiplies_bfloat16(device) else "float32"
     return (torch.float32 if name == "float32" else torch.bfloat16), name == "int8"
 
 
-def _multiplies_bfloat16(device: torch.device) -> bool:
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware has instructions for it."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     tests = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))

@@ -3,9 +3,6 @@
 ``cells`` is [layers, slots, 2 * kv_heads, room, head_dim], keys before values, so that a token's keys and values are
 written in one copy and a head's keys lie one after the other. A sequence's length is a number: to truncate is to lower
 it, and what lies behind it is never read.
-
-On a CPU the slab is float32 also for bfloat16 models: attention kernels convert bfloat16 at every read, which made them
-slower at every length measured (64 to 4096 tokens), and without a matrix unit there is nothing to win.
 """
 
 from __future__ import annotations

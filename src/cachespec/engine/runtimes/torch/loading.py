@@ -12,6 +12,7 @@ import torch
 from cachespec.engine.runtimes.base import ModelInfo
 from cachespec.engine.runtimes.torch import cuda
 from cachespec.engine.runtimes.torch.checkpoint import Checkpoint
+from cachespec.engine.runtimes.torch.devices import multiplies_bfloat16
 from cachespec.engine.runtimes.torch.gguf_file import GGUFCheckpoint
 from cachespec.engine.runtimes.torch.hugging_face import HuggingFaceCheckpoint
 from cachespec.engine.runtimes.torch.kv import MARGIN, Slab
@@ -96,10 +97,10 @@ def _step(decoder: Decoder, checkpoint: Checkpoint, context: int, sequences: int
         except RuntimeError as error:  # torch's out-of-memory errors are such
             raise ConfigError(f"no room for {sequences} sequences of {context} tokens: {error}", key="context") from error
 
+    # Without instructions for it, a processor converts bfloat16 at every read, which costs more than reading half saves.
+    slab = make(decoder.dtype if multiplies_bfloat16(device) else torch.float32)
     if device.type == "cpu":
-        slab = make(torch.float32)
         return slab, CpuStep(decoder, slab, table, switch)
-    slab = make(decoder.dtype)
     return slab, cuda.make_step(decoder, slab, table.to(device), switch)
 
 

@@ -157,9 +157,11 @@ class Decoder:
             if block.qk_norm is not None:
                 block.qk_norm(heads[:, :normed])
             packed.view(torch.complex64).mul_(turns)
-            block.o.add_to(h, attend(i, heads))
+            attended = attend(i, heads)
             stopped()
+            block.o.add_to(h, attended)
             both = block.gate_up(block.mlp_norm(h).to(dtype))
+            stopped()
             block.down.add_to(h, F.silu(both[:, :width]).mul_(both[:, width:]))
         return h
 
