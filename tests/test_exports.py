@@ -13,10 +13,11 @@ import cachespec
 from cachespec import errors
 
 EVENTS = (
-    "DraftVerified Finished ReasoningDelta ReasoningFinished ResponseStarted Retrying TextDelta ToolCallDelta UsageReported"
+    "DraftVerified Finished LogprobsReported ReasoningDelta ReasoningFinished ResponseStarted Retrying TextDelta ToolCallDelta "
+    "UsageReported"
 )
 PARTS = "ImagePart Message ReasoningPart TextPart Tool ToolCallPart ToolResultPart"
-VALUES = "Completion Cost Decision Offer Plan Quote Reason Usage"
+VALUES = "Completion Cost Decision Offer Plan Quote Reason TokenLogprob Usage"
 ERRORS = [name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, errors.CachespecError)]
 CLIENT = "Client ResponseStream Session __version__ connect sync"
 PUBLIC = sorted([*CLIENT.split(), *EVENTS.split(), *PARTS.split(), *VALUES.split(), *ERRORS])

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from cachespec.events import (
     Event,
     Finished,
+    LogprobsReported,
     ReasoningDelta,
     ReasoningFinished,
     ResponseStarted,
     TextDelta,
+    TokenLogprob,
     ToolCallDelta,
     UsageReported,
 )
@@ -61,6 +63,12 @@ class Assembly:
         self.usage: Usage | None = None
         self.busy_s: float | None = None
         self.billing: Mapping[str, str] | None = None
+        self._scores: list[TokenLogprob] | None = None
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Of the answer's tokens so far; None where none were reported."""
+        return None if self._scores is None else tuple(self._scores)
 
     @property
     def committed(self) -> bool:
@@ -87,6 +95,9 @@ class Assembly:
             self._think(event)  # type: ignore[arg-type]
         elif isinstance(event, UsageReported):
             self.usage = event.usage
+        elif isinstance(event, LogprobsReported):
+            self._scores = [] if self._scores is None else self._scores
+            self._scores += event.tokens
         elif isinstance(event, ReasoningFinished):
             self._reasoning_block(event.index).part = event.part
         elif isinstance(event, ResponseStarted):

@@ -135,7 +135,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
-    """What to mark, ascending, lifetimes non-increasing. `opt_out`: nothing is to be cached, where a model writes by default."""
+    """What to mark, ascending, lifetimes non-increasing. `opt_out`: tell a model that writes by default to cache nothing."""
 
     marks: tuple[Choice, ...] = ()
     opt_out: bool = False

@@ -275,5 +275,6 @@ class ClientCall:
             total_ms=total_ms,
             decision=verdict.decision,
             warnings=tuple(dict.fromkeys(notes)),
+            logprobs=assembly.logprobs,
         )
         return done if finished is None else self._middleware.completion(self._asked.request, done)

@@ -58,6 +58,38 @@ class DraftVerified:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token with its natural log probability in the model's own law: before temperature, filters, penalties, grammar.
+
+    Attributes:
+        token: its id.
+        text: the bytes it stands for, which need not be whole characters; of a control token its name.
+        top: the most probable tokens at its place, most probable first, without a `top` of their own.
+    """
+
+    token: int
+    text: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As Chat Completions writes it: the text, with U+FFFD for what is no whole character, beside the bytes."""
+        plain = {"token": self.text.decode("utf-8", "replace"), "bytes": list(self.text), "id": self.token}
+        top = {"top_logprobs": [other.to_dict() for other in self.top]} if self.top else {}
+        return {**plain, "logprob": self.logprob, **top}
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobsReported:
+    """Log probabilities of the next tokens of the answer, in order, where a request asked a local backend for them.
+
+    All of them together are the tokens that `usage.output` counts; the text of one may come before or after it.
+    """
+
+    tokens: tuple[TokenLogprob, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class UsageReported:
     """The backend's own count, complete as far as it is known now; a later one replaces it."""
@@ -114,6 +146,7 @@ Event: TypeAlias = (
     | ReasoningDelta
     | ToolCallDelta
     | DraftVerified
+    | LogprobsReported
     | UsageReported
     | Retrying
     | ResponseStarted
@@ -127,7 +160,8 @@ class Completion:
     """A finished answer. Costs are USD; times are milliseconds since the stream was entered.
 
     `usage` is None when the backend reported none; `cost` is then the ledger's estimate and `estimated` True. `cost` is
-    None when the price is not known. `message` can be appended to `messages` as it is.
+    None when the price is not known. `message` can be appended to `messages` as it is. `logprobs` are those of the
+    answer's tokens where they were asked for (`LogprobsReported`), else None.
     """
 
     text: str
@@ -145,9 +179,11 @@ class Completion:
     total_ms: float
     decision: Decision
     warnings: tuple[str, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form that ``cachespec complete --json`` prints."""
+        """The JSON form that ``cachespec complete --json`` prints; with ``logprobs`` where there are any."""
+        scores = {} if self.logprobs is None else {"logprobs": [token.to_dict() for token in self.logprobs]}
         return {
             "text": self.text,
             "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in self.tool_calls],
@@ -162,4 +198,5 @@ class Completion:
             "total_ms": self.total_ms,
             "decision": self.decision.to_dict(),
             "warnings": list(self.warnings),
+            **scores,
         }

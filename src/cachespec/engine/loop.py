@@ -86,6 +86,7 @@ class Engine:
     def submit(self, job: Job) -> Sequence:
         """Queue a job. Raises ContextLengthError, InputError for one that cannot be run, EngineStoppedError."""
         context = self._runtime.info.context
+        job.processing.check(self._runtime.info.vocab)
         if not job.prompt or job.output < 1:
             raise InputError("a prompt needs at least one token, and an answer room for one")
         if len(job.prompt) + job.output > context:
@@ -372,7 +373,7 @@ class Engine:
         self._slots.cut(part.lease, part.lease.held - len(part.drafts) + settled.accepted)
         if len(part.tokens) == 1:
             self.decode_speed.add(settled.taken, seconds)
-        events += sequence.job.parser.push(drawn.text)
+        events += [*sequence.job.parser.push(drawn.text), *sequence.scored()]
         if settled.reason is None:
             sequence.put(events)
         else:
@@ -390,7 +391,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence, events: list[Event], reason: str) -> None:
         job, start = sequence.job, perf_counter()
-        events += [*job.parser.push(sequence.text.finish()), *job.parser.finish()]
+        events += [*job.parser.push(sequence.text.finish()), *job.parser.finish(), *sequence.scored()]
         del sequence.tokens[len(job.prompt) + sequence.text.tokens :]  # nothing of a stop string is kept
         self._leave(sequence)
         self._stepper.end(sequence, learn=True)

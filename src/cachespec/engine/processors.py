@@ -17,11 +17,13 @@ The result is a row as `engine.sampling` takes it. It is made on the host, in fl
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from cachespec.engine.sampling import largest
 from cachespec.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,10 +56,16 @@ class Processing:
     @property
     def active(self) -> bool:
         """Whether it changes anything."""
-        return self != _NOTHING
+        return self != NOTHING
+
+    def check(self, vocab: int) -> None:
+        """Raises InputError for a bias of a token that a vocabulary of this size does not have."""
+        unknown = [token for token in self.logit_bias if token >= vocab]
+        if unknown:
+            raise InputError(f"token {unknown[0]} is not in a vocabulary of {vocab}", field="logit_bias")
 
 
-_NOTHING = Processing()
+NOTHING = Processing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +121,16 @@ class Processor:
     """
 
     def __init__(self, processing: Processing, *, prompt: Sequence[int], vocab: int, mask: Mask | None = None) -> None:
-        unknown = [token for token in processing.logit_bias if token >= vocab]
-        if unknown:
-            raise InputError(f"token {unknown[0]} is not in a vocabulary of {vocab}", field="logit_bias")
+        processing.check(vocab)
         self._how, self._mask = processing, mask
         self._repeats = processing.repetition_penalty != 1
         self._counts_tokens = bool(processing.presence_penalty or processing.frequency_penalty)
+        # What rows are adjusted by stands in arrays that grow with the text, so that a position costs a copy of them.
         self._seen = dict.fromkeys(prompt) if self._repeats else {}
+        self._repeated = array("q", self._seen)
         self._counts: Counter[int] = Counter()
+        self._places = {token: place for place, token in enumerate(processing.logit_bias)}
+        self._ids, self._added = array("q", self._places), array("d", processing.logit_bias.values())
 
     def valid(self, drafts: Sequence[int]) -> int:
         """How many leading drafts can be right at all."""
@@ -134,38 +144,58 @@ class Processor:
         allowed = None if self._mask is None else self._mask.masks(drafts)
         if not self._how.active:
             return [None] * (len(drafts) + 1) if allowed is None else [Adjust(allowed=bits) for bits in allowed]
-        seen, counts, result = dict(self._seen), Counter(self._counts), []
-        for i in range(len(drafts) + 1):
-            result.append(self._adjust(seen, counts, None if allowed is None else allowed[i]))
-            if i < len(drafts):
-                self._note(drafts[i], seen, counts)
-        return [*result]
+        result: list[Adjust | None] = [self._adjust(None if allowed is None else allowed[0])]
+        noted: list[tuple[int, bool]] = []
+        for i, token in enumerate(drafts, start=1):
+            noted.append((token, self._note(token)))
+            result.append(self._adjust(None if allowed is None else allowed[i]))
+        for token, new in reversed(noted):
+            self._take_back(token, new)
+        return result
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Move on over committed tokens, end tokens not among them."""
         if self._mask is not None:
             self._mask.accept(tokens)
         for token in tokens:
-            self._note(token, self._seen, self._counts)
+            self._note(token)
 
-    def _note(self, token: int, seen: dict[int, None], counts: Counter[int]) -> None:
-        if self._repeats:
-            seen[token] = None
+    def _note(self, token: int) -> bool:
+        """The text goes on with this token; whether it was not there before, as far as repetition is looked at."""
+        new = self._repeats and token not in self._seen
+        if new:
+            self._seen[token] = None
+            self._repeated.append(token)
         if self._counts_tokens:
-            counts[token] += 1
+            self._count(token, 1)
+        return new
 
-    def _adjust(self, seen: dict[int, None], counts: Counter[int], allowed: NDArray[np.uint32] | None) -> Adjust:
+    def _take_back(self, token: int, new: bool) -> None:
+        if new:
+            del self._seen[token]
+            self._repeated.pop()
+        if self._counts_tokens:
+            self._count(token, -1)
+
+    def _count(self, token: int, change: int) -> None:
+        how, n = self._how, self._counts[token] + change
+        self._counts[token] = n
+        place = self._places.get(token)
+        if place is None:
+            place = self._places[token] = len(self._ids)
+            self._ids.append(token)
+            self._added.append(0.0)
+        penalty = -n * how.frequency_penalty - how.presence_penalty if n else 0.0
+        self._added[place] = penalty + how.logit_bias.get(token, 0.0)
+
+    def _adjust(self, allowed: NDArray[np.uint32] | None) -> Adjust:
         import numpy as np
 
-        how = self._how
-        added = {t: -n * how.frequency_penalty - how.presence_penalty for t, n in counts.items()}
-        for token, bias in how.logit_bias.items():
-            added[token] = added.get(token, 0.0) + bias
         return Adjust(
-            repetition=how.repetition_penalty,
-            repeated=np.fromiter(seen, np.int64, len(seen)) if seen else None,
-            ids=np.fromiter(added, np.int64, len(added)) if added else None,
-            added=np.fromiter(added.values(), np.float64, len(added)) if added else None,
+            repetition=self._how.repetition_penalty,
+            repeated=np.array(self._repeated) if self._repeated else None,
+            ids=np.array(self._ids) if self._ids else None,
+            added=np.array(self._added) if self._ids else None,
             allowed=allowed,
         )
 
@@ -181,5 +211,5 @@ def log_probabilities(row: NDArray[np.floating], token: int, top: int) -> tuple[
     logits = row.astype(np.float64)
     logits -= logits.max()
     logits -= np.log(np.exp(logits).sum())
-    best = np.argsort(-logits, kind="stable")[:top].tolist() if top else []
+    best = largest(logits, top).tolist() if top else []
     return float(logits[token]), [(i, float(logits[i])) for i in best]

@@ -108,7 +108,7 @@ def target(row: NDArray[np.floating], sampling: Sampling) -> tuple[NDArray[np.in
         logits /= sampling.temperature
     ids = np.arange(len(logits), dtype=np.int64)
     if sampling.top_k is not None and sampling.top_k < len(ids):
-        ids = np.sort(_largest(logits, sampling.top_k))
+        ids = np.sort(largest(logits, sampling.top_k))
     if sampling.top_p is not None and sampling.top_p < 1:
         ids = ids[_nucleus(logits[ids], sampling.top_p)]
     if sampling.min_p:
@@ -144,7 +144,7 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def largest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """Indices of the `count` largest values, largest first, equal ones by index."""
     import numpy as np
 
@@ -164,7 +164,7 @@ def _nucleus(logits: NDArray[np.float64], mass: float) -> NDArray[np.int64]:
     goal = mass * weights.sum()
     count = 256  # a nucleus is small as a rule; sorting the whole vocabulary is slow
     while True:
-        order = _largest(weights, min(count, len(weights)))
+        order = largest(weights, min(count, len(weights)))
         reached = np.cumsum(weights[order])
         if reached[-1] >= goal or count >= len(weights):
             return np.sort(order[: int(np.searchsorted(reached, goal)) + 1])

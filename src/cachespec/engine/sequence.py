@@ -14,13 +14,13 @@ from typing import Final, Literal
 
 from cachespec.engine.control import Track
 from cachespec.engine.pages import PAGE
-from cachespec.engine.processors import Processor
+from cachespec.engine.processors import NOTHING, Processing, Processor
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.slots import Lease
 from cachespec.engine.structured import Grammar, GrammarState
 from cachespec.engine.text import TextStream
 from cachespec.engine.toolcalls import PlainText, ToolParser
-from cachespec.events import Event
+from cachespec.events import Event, LogprobsReported, TokenLogprob
 from cachespec.usage import Usage
 
 CAPACITY: Final = 64
@@ -39,6 +39,8 @@ class Job:
         namespace: KV and earlier answers are shared only within one (the tenant).
         session: whose KV stays for `keep_s` seconds after the answer, before others' goes.
         grammar: what the answer has to follow.
+        processing: penalties and biases, at every position of the answer.
+        logprobs: report each token's log probability, beside those of so many most probable ones; None: do not.
         parser: splits the text into text and tool calls; a new one for each job.
         pieces: bytes of control tokens that this job's parser must see.
         warnings: passed on with the end of the answer.
@@ -53,6 +55,8 @@ class Job:
     session: str | None = None
     keep_s: float = 0.0
     grammar: Grammar | None = None
+    processing: Processing = NOTHING
+    logprobs: int | None = None
     parser: ToolParser = field(default_factory=PlainText)
     pieces: Mapping[int, bytes] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -91,12 +95,14 @@ class Sequence:
         self.track: Track | None = None
         self.grammar: GrammarState | None = None
         self.processor: Processor | None = None
+        self.scores: list[TokenLogprob] = []  # of the answer's tokens, where they are wanted
         self.reason: str | None = None  # why it drafts as much as it does, when that was last said
         self.paused_at: float | None = None
         self.stepped = 0  # when it last decoded
         self.blocked_at = -1  # `Slots.changes` when there was no room for it
         self.behind: tuple[Sequence, int] | None = None  # who is computing what it needs, and how many tokens that are
         self._drafts = drafts
+        self._scored = 0
         self._wake, self._cancel = wake, cancel
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
@@ -133,6 +139,15 @@ class Sequence:
             drafted=self.drafted if self._drafts else None,
             accepted=self.accepted if self._drafts else None,
         )
+
+    def scored(self) -> list[Event]:
+        """Log probabilities of tokens that have become certain since this was last asked."""
+        count = self.text.certain - self._scored
+        if self.job.logprobs is None or not count:
+            return []
+        found, self.scores = self.scores[:count], self.scores[count:]
+        self._scored += count
+        return [LogprobsReported(tuple(found))]
 
     @property
     def missing(self) -> int:

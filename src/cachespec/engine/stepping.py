@@ -9,20 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field, replace
-from typing import Final
-
 from cachespec.engine.control import Outcome, Plan, SpeculationControl, Track
 from cachespec.engine.costs import CostModel
 from cachespec.engine.pages import PAGE
-from cachespec.engine.processors import Processing, Processor
+from cachespec.engine.processors import Processor, log_probabilities
 from cachespec.engine.runtimes.base import Runtime, Span
 from cachespec.engine.scheduling import Pace, chunk_beside, shares
 from cachespec.engine.sequence import Sequence
 from cachespec.engine.slots import Lease
 from cachespec.engine.verify import Proposal, Settled, clip, settle, verify
-from cachespec.events import DraftVerified, Event
-
-_NOTHING: Final = Processing()
+from cachespec.events import DraftVerified, Event, TokenLogprob
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +88,7 @@ class Stepper:
         self._control, self._costs = control, costs
         self._together = runtime.info.draws_together
         self._pace = Pace()
+        self._names = {token: name.encode() for name, token in runtime.info.controls.items()}
         self._steps = 0
         self._prefills_next = False
 
@@ -174,7 +171,11 @@ class Stepper:
                     tokens[i] = verify(self._runtime, [proposal])[0]
                 except ArithmeticError as error:
                     tokens[i] = error
-        return [self._take(part, tokens.get(i, [])) for i, part in enumerate(parts)]
+        result = [self._take(part, tokens.get(i, [])) for i, part in enumerate(parts)]
+        for i, proposal in zip(drawing, proposals, strict=True):
+            if parts[i].sequence.job.logprobs is not None and result[i].error is None:
+                self._score(parts[i], proposal.rows)
+        return result
 
     def _proposal(self, part: Part, rows: list[int]) -> Proposal:
         sequence = part.sequence
@@ -186,6 +187,19 @@ class Stepper:
             sampling=sequence.job.sampling,
             adjusts=() if processor is None else processor.adjusts(part.drafts),
         )
+
+    def _score(self, part: Part, rows: List[int]) -> None:
+        """Note the log probabilities of the tokens that a step added, in the rows that they were drawn from."""
+        sequence = part.sequence
+        new, top = sequence.tokens[part.before :], sequence.job.logprobs or 0
+        for token, row in zip(new, self._runtime.rows(rows[: len(new)]) if new else (), strict=True):
+            own, best = log_probabilities(row, token, top)
+            others = tuple(self._scored(other, score) for other, score in best)
+            sequence.scores.append(self._scored(token, own, others))
+
+    def _scored(self, token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        name = self._names.get(token)
+        return TokenLogprob(token=token, text=self._runtime.piece(token) if name is None else name, logprob=logprob, top=top)
 
     def _take(self, part: Part, drawn: list[int] | ArithmeticError) -> Drawn:
         if isinstance(drawn, ArithmeticError):
@@ -216,12 +230,12 @@ class Stepper:
         return None if _left(sequence) else "length"
 
     def begin(self, sequence: Sequence) -> None:
-        """A sequence is admitted for the first time: its grammar, and its drafter's track."""
+        """A sequence is admitted for the first time: its grammar and penalties, and its drafter's track."""
         job = sequence.job
-        if job.grammar is not None:
-            sequence.grammar = job.grammar.start()
+        sequence.grammar = None if job.grammar is None else job.grammar.start()
+        if sequence.grammar is not None or job.processing.active:
             vocab = self._runtime.info.vocab
-            sequence.processor = Processor(_NOTHING, prompt=job.prompt, vocab=vocab, mask=sequence.grammar)
+            sequence.processor = Processor(job.processing, prompt=job.prompt, vocab=vocab, mask=sequence.grammar)
         if self._control is not None and self._runtime.info.rewinds:
             space = None if job.cache == "off" else sequence.space
             sequence.track = self._control.open(job.prompt, sampling=job.sampling, namespace=space, output=job.output)

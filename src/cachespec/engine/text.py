@@ -34,6 +34,11 @@ class TextStream:
         self.stopped: str | None = None
         self.tokens = 0
 
+    @property
+    def certain(self) -> int:
+        """How many of the `tokens` no stop string can take back any more."""
+        return self.tokens - len(self._starts)
+
     def push(self, piece: bytes) -> str:
         """The text that may be shown now that this token's bytes arrived."""
         if self.stopped is not None:
@@ -50,6 +55,7 @@ class TextStream:
         text = self._release(self._decoder.decode(b"", final=True))
         if self.stopped is None:
             text, self._held = text + self._held, ""
+            self._starts.clear()
         return text
 
     def _release(self, new: str) -> str:
@@ -64,6 +70,7 @@ class TextStream:
             while self._starts and self._starts[-1] >= shown + at:
                 self._starts.pop()
                 self.tokens -= 1
+            self._starts.clear()
             self._held = ""
             return text[:at]
         keep = max((overlap(text, stop) for stop in self._stops), default=0)

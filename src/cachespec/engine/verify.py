@@ -91,13 +91,23 @@ def _draw(runtime: Runtime, proposal: Proposal, i: int) -> int:
 
 
 def _draw_all(runtime: Runtime, proposals: Sequence[Proposal]) -> list[list[int]]:
-    """All rows of all proposals: those that the runtime can draw by itself in one call."""
+    """All rows of all proposals: those that the runtime can draw by itself in one call, the others copied in one."""
     plain = [(p, i) for p in proposals for i in range(len(p.rows)) if not p.adjusts or p.adjusts[i] is None]
     rows, how = [p.rows[i] for p, i in plain], [p.sampling for p, _ in plain]
     found = iter(runtime.draw(rows, how, [p.position + i for p, i in plain]) if plain else ())
+    others = [(p, i, a) for p in proposals for i, a in enumerate(p.adjusts) if a is not None]
+    changed = iter(_draw_on_host(runtime, others))
     return [
-        [next(found) if not p.adjusts or p.adjusts[i] is None else _draw(runtime, p, i) for i in range(len(p.rows))]
+        [next(found) if not p.adjusts or p.adjusts[i] is None else next(changed) for i in range(len(p.rows))]
         for p in proposals
+    ]
+
+
+def _draw_on_host(runtime: Runtime, places: Sequence[tuple[Proposal, int, Adjust]]) -> list[int]:
+    """Rows that are adjusted first, copied to the host in one go."""
+    rows = runtime.rows([p.rows[i] for p, i, _ in places]) if places else ()
+    return [
+        draw(adjust.apply(row), p.sampling, p.position + i) for row, (p, i, adjust) in zip(rows, places, strict=True)
     ]
 
 
