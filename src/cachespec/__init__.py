@@ -125,8 +125,8 @@ _HOMES = {
     "client": ("Client", "connect"),
     "decision": ("Decision", "Offer", "Plan", "Quote", "Reason"),
     "events": (
-        *("Completion", "DraftVerified", "Finished", "ReasoningDelta", "ReasoningFinished", "ResponseStarted"),
-        *("Retrying", "TextDelta", "ToolCallDelta", "UsageReported"),
+        *("Completion", "DraftVerified", "Finished", "LogprobsReported", "ReasoningDelta", "ReasoningFinished"),
+        *("ResponseStarted", "Retrying", "TextDelta", "TokenLogprob", "ToolCallDelta", "UsageReported"),
     ),
     "messages": ("ImagePart", "Message", "ReasoningPart", "TextPart", "Tool", "ToolCallPart", "ToolResultPart"),
     "session": ("Session",),

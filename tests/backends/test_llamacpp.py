@@ -424,7 +424,6 @@ REFUSED = [
     ),
     (ask("x", reasoning=Reasoning(effort="high")), "unsupported_parameter", "reasoning"),
     (ask("x", tool_choice=ToolChoice(mode="required")), "unsupported_parameter", "tool_choice"),
-    (ask("x", extra={"laptop": {"mirostat": 2}}), "unsupported_parameter", "mirostat"),
     (ask("x", top_p=1.5), "unsupported_parameter", "top_p"),
     (Request(messages=(Message(role="user", parts=(IMAGE,)),)), "unsupported_parameter", "images"),
     (

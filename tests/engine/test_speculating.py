@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as List
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,13 @@ from cachespec.engine.drafters.hybrid import HybridDrafter
 from cachespec.engine.drafters.model import ModelDrafter
 from cachespec.engine.drafters.suffix import SuffixDrafter
 from cachespec.engine.loop import Engine
+from cachespec.engine.processors import Processing
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.sequence import Job
 from cachespec.engine.speculation import AcceptancePolicy, CostTable
 from cachespec.engine.structured import Vocabulary
-from cachespec.events import DraftVerified, Event
+from cachespec.errors import InputError
+from cachespec.events import DraftVerified, Event, LogprobsReported, TextDelta, TokenLogprob
 from cachespec.policies.acceptance import Fixed, Goodput, Never, Threshold
 
 FLAT = CostTable({1: {1: 1e-3, 32: 1.2e-3}})
@@ -202,6 +205,61 @@ def test_any_drafter_alone_or_together_cold_or_warm_gives_one_text(name: str, te
         narrow = markov(context=256)
         with running(narrow, parallel=3, width=9, **control(drafters()[name](narrow), policy, most=9)) as engine:
             assert answers(engine, temperature, together=True) == expected
+
+
+HOW = Processing(repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=-0.2, logit_bias={3: 1.0, 5: -100.0})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("name", list(drafters()))
+def test_penalties_bias_and_log_probabilities_are_those_of_plain_decoding(
+    name: str, temperature: float, together: bool
+) -> None:
+    """Cases 38, 39: at every verified position, whether rows are drawn one by one or in one call, on the host."""
+
+    def run(target: MarkovRuntime, **options: Any) -> list[tuple[str, list[TokenLogprob]]]:
+        target.info = replace(target.info, draws_together=together)
+        with running(target, parallel=3, **options) as engine:
+            how = [Sampling(seed=i, temperature=temperature, top_k=9) for i in range(5)]
+            jobs = [Job(prompt=(1, 2, 3, 1 + i), sampling=s, output=40, processing=HOW, logprobs=2) for i, s in enumerate(how)]
+            return [(text(events), scores(events)) for events in read_all([engine.submit(job) for job in jobs])]
+
+    expected = run(markov())
+    target = markov()
+    assert run(target, **control(drafters()[name](target), Fixed(draft_length=4))) == expected
+    for said, tokens in expected:
+        assert "".join(token.text.decode() for token in tokens) == said
+        assert "5" not in said.split(), "banned"
+
+
+def scores(events: List[Event]) -> list[TokenLogprob]:
+    return [token for e in events if isinstance(e, LogprobsReported) for token in e.tokens]
+
+
+@pytest.mark.parametrize("length", [1, 3, 16])
+def test_log_probabilities_are_of_tokens_that_count_only(length: int) -> None:
+    """Tokens of a stop string are none of them, however it came; nothing is said of a token before that is certain."""
+    answer = "one ST two STOP three"
+    guess = GuessDrafter(lambda tokens, k: answer.encode()[len(tokens) - 6 :][:k])
+    runtime = ScriptedRuntime(says(answer, after=6))
+    with running(runtime, **control(guess, Fixed(draft_length=length))) as engine:
+        events = read(engine.submit(job(stop=("STOP",), logprobs=0)))
+    assert bytes(token.token for token in scores(events)).decode() == text(events) == "one ST two "
+    assert len(scores(events)) == usage(events).output
+    assert {token.top for token in scores(events)} == {()}
+    assert all(-1e-9 < token.logprob <= 0 for token in scores(events))
+    shown = told = ""
+    for event in events:
+        shown += event.text if isinstance(event, TextDelta) else ""
+        told += bytes(t.token for t in event.tokens).decode() if isinstance(event, LogprobsReported) else ""
+        assert shown.startswith(told)
+
+
+def test_a_bias_of_a_token_that_does_not_exist_is_refused_at_once() -> None:
+    with running(ScriptedRuntime()) as engine, pytest.raises(InputError, match="vocabulary of 257") as caught:
+        engine.submit(job(processing=Processing(logit_bias={300: 1.0})))
+    assert caught.value.field == "logit_bias"
 
 
 def test_goodput_takes_what_pays_and_leaves_what_does_not() -> None:

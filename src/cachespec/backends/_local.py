@@ -18,6 +18,7 @@ import anyio.to_thread
 
 from cachespec.backends._engine_attempt import EngineAttempt
 from cachespec.backends._forcing import Forcing
+from cachespec.backends._local_fields import Tokens, wanted
 from cachespec.backends._startup import EngineSettings, Progress, Started, start_engine
 from cachespec.backends.base import Capabilities, Estimate, Wire
 from cachespec.decision import Belief, Latency, Plan, Reason, Speculation, TokenEstimate
@@ -52,6 +53,7 @@ class _Loaded:
     template: chat.ChatTemplate
     started: Started
     forcing: Forcing | None
+    tokens: Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +156,11 @@ class LocalBackend(ABC):
             raise
         vocabulary = started.vocabulary
         forcing = None if vocabulary is None else Forcing(vocabulary, template.tools, runtime.info.controls)
-        return _Loaded(runtime, template, started, forcing)
+        return _Loaded(runtime, template, started, forcing, Tokens(runtime))
 
     def check(self, request: Request) -> Sequence[Reason]:
-        """See `Backend.check`. A model that is not loaded yet is asked nothing about its template."""
+        """See `Backend.check`. A model that is not loaded yet is asked nothing about its template, nor about tokens."""
+        wanted(request, self.name, None if self._loaded is None else self._loaded.tokens)
         reasons = [Reason("unsupported_parameter", text) for text in self._refused_parameters(request)]
         if any(_has_image(part) for message in request.messages for part in message.parts):
             reasons.append(Reason("unsupported_parameter", f"images: {self.model} takes none"))
@@ -179,8 +182,6 @@ class LocalBackend(ABC):
         choice = request.tool_choice
         if choice is not None and choice.parallel is False and request.tools:
             refused.append("tool_choice: this engine cannot forbid parallel calls")
-        if request.extra.get(self.name):
-            refused.append(f"extra: a local engine has no request body to put {', '.join(request.extra[self.name])} into")
         try:
             _sampling(request, seed=0)
         except InputError as error:
@@ -265,7 +266,8 @@ class LocalBackend(ABC):
     async def open(self, request: Request, plan: Plan, *, timeout: float | None) -> EngineAttempt:
         """Queue the request. `max_output_tokens` beyond the context's end is cut there (then it ends with ``length``).
 
-        Raises: ContextLengthError, UnsupportedParameterError, RequestRejectedError before any work; EngineStoppedError.
+        Raises: InputError, ContextLengthError, UnsupportedParameterError, RequestRejectedError before any work;
+            EngineStoppedError.
         """
         loaded = self._loaded
         if loaded is None or self._closed:
@@ -278,6 +280,7 @@ class LocalBackend(ABC):
         if room < 1:
             detail = f"a prompt of {len(prompt.tokens)} tokens leaves no room in a context of {self._context}"
             raise ContextLengthError(detail, backend=self.name, model=self.model)
+        more = wanted(request, self.name, loaded.tokens)
         job = Job(
             prompt=prompt.tokens,
             sampling=_sampling(request, seed=secrets.randbits(64) if request.seed is None else request.seed),
@@ -288,7 +291,9 @@ class LocalBackend(ABC):
             session=request.session_id,
             keep_s=self.settings.keep_warm,
             grammar=None if loaded.forcing is None else loaded.forcing.grammar(request),
-            warnings=prompt.warnings,
+            processing=more.processing,
+            logprobs=more.logprobs,
+            warnings=(*prompt.warnings, *more.warnings),
             **_tools(loaded, request),
         )
         deadline = None if timeout is None else anyio.current_time() + timeout

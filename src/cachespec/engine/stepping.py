@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field, replace
+
 from cachespec.engine.control import Outcome, Plan, SpeculationControl, Track
 from cachespec.engine.costs import CostModel
 from cachespec.engine.pages import PAGE

@@ -98,17 +98,14 @@ def _draw_all(runtime: Runtime, proposals: Sequence[Proposal]) -> list[list[int]
     others = [(p, i, a) for p in proposals for i, a in enumerate(p.adjusts) if a is not None]
     changed = iter(_draw_on_host(runtime, others))
     return [
-        [next(found) if not p.adjusts or p.adjusts[i] is None else next(changed) for i in range(len(p.rows))]
-        for p in proposals
+        [next(found) if not p.adjusts or p.adjusts[i] is None else next(changed) for i in range(len(p.rows))] for p in proposals
     ]
 
 
 def _draw_on_host(runtime: Runtime, places: Sequence[tuple[Proposal, int, Adjust]]) -> list[int]:
     """Rows that are adjusted first, copied to the host in one go."""
     rows = runtime.rows([p.rows[i] for p, i, _ in places]) if places else ()
-    return [
-        draw(adjust.apply(row), p.sampling, p.position + i) for row, (p, i, adjust) in zip(rows, places, strict=True)
-    ]
+    return [draw(adjust.apply(row), p.sampling, p.position + i) for row, (p, i, adjust) in zip(rows, places, strict=True)]
 
 
 def _right(drafts: Sequence[int], tokens: Sequence[int]) -> int:
