@@ -64,7 +64,12 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a policy may know of a request. `timeout_s` is what is left of its deadline; `now` is Unix time, seconds."""
+    """What a policy may know of a request. `timeout_s` is what is left of its deadline; `now` is Unix time, seconds.
+
+    `previous_backend` answered the session (or made the tool calls that are answered) before; `tool_loop`: the newest message
+    holds results of tools that `previous_backend` called; `held_by`: the backend that keeps state this request names. `draw`
+    is a number in [0, 1) for policies that choose by chance: the same for all requests of a session.
+    """
 
     alias: str
     tenant: str | None
@@ -75,6 +80,9 @@ class Ask:
     timeout_s: float | None
     now: float
     previous_backend: str | None = None
+    tool_loop: bool = False
+    held_by: str | None = None
+    draw: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +122,27 @@ class Quote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Expected time to first token and in total, in milliseconds, and whether anything was measured."""
+    """Expected time to first token and in total, in milliseconds, and whether anything was measured.
+
+    The `_high_` ones are what 95 of 100 answers keep: limits are held against them. `detail` says how we know.
+    """
 
     ttft_ms: float | None
     total_ms: float | None
     evidence: Literal["measured", "assumed"] = "assumed"
+    ttft_high_ms: float | None = None
+    total_high_ms: float | None = None
+    detail: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"ttft_ms": self.ttft_ms, "total_ms": self.total_ms, "evidence": self.evidence}
+        return {
+            "ttft_ms": self.ttft_ms,
+            "total_ms": self.total_ms,
+            "evidence": self.evidence,
+            "ttft_high_ms": self.ttft_high_ms,
+            "total_high_ms": self.total_high_ms,
+            "detail": self.detail,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

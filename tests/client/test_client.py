@@ -85,7 +85,8 @@ async def test_pinned_policy_and_sticky_sessions() -> None:
         decision = client.plan("Hi")
         assert decision.chosen == "dear"
         assert decision.candidates[0].reasons[-1].code == "pinned"
-    async with Client(backends=backends, models=models, model="assistant") as client:
+    policies = {"routing": {"use": "sticky"}}
+    async with Client(backends=backends, models=models, model="assistant", policies=policies) as client:
         await client.complete("Hi", model="dear", session_id="s1")
         assert client.plan("Hi", session_id="s1").chosen == "dear"
         assert client.plan("Hi", session_id="s1").candidates[0].reasons[-1].code == "sticky"

@@ -14,13 +14,14 @@ from cachespec.errors import (
     AuthenticationError,
     BudgetExceededError,
     ContextLengthError,
+    InputError,
     OverloadedError,
     RateLimitError,
     ServerError,
 )
 from cachespec.policies.budgets import accounts, applied, window
 from cachespec.policies.retries import Failure, NextAttempt, next_attempt
-from cachespec.policies.routing import Cheapest, Pinned, stay
+from cachespec.policies.routing import Balanced, Cheapest, Fastest, Pinned, Sticky, Weighted, stay
 from cachespec.rules import BudgetRule, RetryRule
 from cachespec.testing import _offer as offer
 from cachespec.testing import check_routing
@@ -41,7 +42,20 @@ def names(offers: Any) -> list[str]:
     return [o.backend for o in offers]
 
 
-@pytest.mark.parametrize("policy", [Cheapest(), Cheapest(max_ttft=0.2), Cheapest(max_total=0.01), Pinned(backend="b1")])
+ROUTING = (
+    *(Cheapest(), Cheapest(max_ttft=0.2), Cheapest(max_total=0.01), Pinned(backend="b1"), Sticky(), Sticky(max_ttft=0.2)),
+    *(
+        Fastest(),
+        Fastest(by="ttft"),
+        Fastest(max_cost=Decimal("0.005")),
+        Balanced(),
+        Balanced(per_second=Decimal(1), max_ttft=0.2),
+    ),
+    *(Weighted(weights={"b0": 1, "b2": 3}), Weighted(weights={"b9": 1})),
+)
+
+
+@pytest.mark.parametrize("policy", ROUTING, ids=repr)
 def test_routing_policies_pass_the_contract(policy: Any) -> None:
     check_routing(policy)
 
@@ -65,7 +79,7 @@ def test_cheapest_puts_price_first_unknown_last_and_late_behind() -> None:
     assert names(Cheapest().rank(ASK, offers)) == ["late", "cheap", "dear", "unknown"]
     ranked = Cheapest(max_ttft=0.8).rank(ASK, offers)
     assert names(ranked) == ["cheap", "dear", "unknown", "late"]
-    assert ranked[0].reasons == (Reason("cheapest", "expected 0.2 USD, the lowest of 3"),)
+    assert ranked[0].reasons == (Reason("cheapest", "expected 0.2 USD, the lowest of 3 in time"),)
     assert ranked[-1].reasons[0].code == "latency_limit"
     assert names(Cheapest(max_ttft=0.001).rank(ASK, offers)) == ["unknown", "dear", "cheap", "late"]
 
@@ -75,8 +89,85 @@ def test_pinned_and_sticky() -> None:
     assert names(Pinned(backend="b").rank(ASK, offers)) == ["b", "a"]
     assert names(Pinned(backend="b", only=True).rank(ASK, offers)) == ["b"]
     assert names(Pinned(backend="c", only=True).rank(ASK, offers)) == []
-    assert names(stay(replace(ASK, previous_backend="b"), offers)) == ["b", "a"]
-    assert names(stay(replace(ASK, previous_backend="gone"), offers)) == ["a", "b"]
+    there = replace(ASK, previous_backend="b", session_id="s")
+    assert names(Cheapest().rank(there, offers)) == ["b", "a"]
+    assert names(Cheapest().rank(there, [offer("a", "0.9", 1.0), offers[1]])) == ["a", "b"]
+    ranked = Sticky().rank(there, [offer("a", "0.1", 1.0), offers[1]])
+    assert names(ranked) == ["b", "a"]
+    assert ranked[0].reasons[-1].code == "sticky"
+    assert names(Sticky().rank(replace(ASK, previous_backend="gone"), offers)) == ["a", "b"]
+
+
+def test_a_tool_loop_goes_on_where_it_began_whatever_the_policy_says() -> None:
+    offers = [offer("a", "1", 1.0), offer("b", "2", 1.0)]
+    there = replace(ASK, previous_backend="b", tool_loop=True)
+    ranked = stay(there, Cheapest().rank(there, offers))
+    assert names(ranked) == ["b", "a"]
+    assert ranked[0].reasons[-1].code == "tool_loop"
+    assert names(stay(replace(there, previous_backend="gone"), offers)) == ["a", "b"]
+    assert names(stay(replace(there, tool_loop=False), offers)) == ["a", "b"]
+
+
+def test_limits_are_held_against_the_slow_answers_and_the_deadline_is_one() -> None:
+    def times(name: str, price: str, total: float, high: float | None) -> Any:
+        made = offer(name, price, 1.0)
+        return replace(
+            made, latency=replace(made.latency, ttft_ms=total, total_ms=total, ttft_high_ms=high, total_high_ms=high)
+        )
+
+    offers = [times("wild", "1", 500.0, 1500.0), times("calm", "2", 700.0, 800.0), times("dear", "3", 100.0, None)]
+    assert names(Cheapest(max_ttft=1.0).rank(ASK, offers)) == ["calm", "dear", "wild"]
+    assert names(Cheapest(max_total=1.0).rank(ASK, offers)) == ["calm", "dear", "wild"]
+    hurried = Cheapest().rank(replace(ASK, timeout_s=1.0), offers)
+    assert names(hurried) == ["calm", "dear", "wild"]
+    assert hurried[-1].reasons[0].code == "latency_limit"
+    assert names(Cheapest().rank(replace(ASK, timeout_s=None), offers)) == ["wild", "calm", "dear"]
+    # When none is in time, the fastest of the slow answers.
+    assert names(Cheapest(max_total=0.01).rank(ASK, offers)) == ["dear", "calm", "wild"]
+
+
+def test_fastest_within_a_price() -> None:
+    offers = [offer("slow", "0.1", 900.0), offer("quick", "1", 10.0), offer("unknown", None, 5.0), offer("middle", "0.2", 50.0)]
+    assert names(Fastest(by="ttft").rank(ASK, offers)) == ["unknown", "quick", "middle", "slow"]
+    ranked = Fastest(by="ttft", max_cost=Decimal("0.5")).rank(ASK, offers)
+    assert names(ranked) == ["middle", "slow", "quick", "unknown"]
+    assert [r.reasons[0].code for r in ranked if r.reasons] == ["fastest", "budget", "price_unknown"]
+    with pytest.raises(InputError, match="by"):
+        Fastest(by="size")
+
+
+def test_balanced_weighs_seconds_in_money() -> None:
+    def timed(name: str, price: str | None, total: float | None) -> Any:
+        made = offer(name, price, 1.0)
+        return replace(made, latency=replace(made.latency, total_ms=total))
+
+    offers = [timed("cheap", "0.01", 9000.0), timed("quick", "0.05", 1000.0)]
+    assert names(Balanced(per_second=Decimal("0.001")).rank(ASK, offers)) == ["cheap", "quick"]
+    ranked = Balanced(per_second=Decimal("0.01")).rank(ASK, offers)
+    assert names(ranked) == ["quick", "cheap"]
+    assert ranked[0].reasons[-1].code == "cheapest"
+    assert names(Balanced(per_second=Decimal(1)).rank(ASK, [timed("unknown", None, 1.0), *offers])) == [
+        "quick",
+        "cheap",
+        "unknown",
+    ]
+    assert names(Balanced(per_second=Decimal(1)).rank(ASK, [timed("untimed", "0", None), *offers])) == [
+        "quick",
+        "untimed",
+        "cheap",
+    ]
+
+
+def test_weighted_draws_in_proportion_and_keeps_the_rest_for_failover() -> None:
+    offers = [offer(n, "1", 1.0) for n in ("a", "b", "c", "spare")]
+    policy = Weighted(weights={"a": 1, "b": 3, "c": 0})
+    orders = [names(policy.rank(replace(ASK, draw=i / 1000), offers)) for i in range(1000)]
+    assert sum(order[0] == "a" for order in orders) == 250
+    assert all(sorted(order) == ["a", "b", "c", "spare"] for order in orders)
+    assert all(order[2:] == ["c", "spare"] for order in orders)
+    for weights in ({}, {"a": 0}, {"a": -1}, {"a": float("nan")}):
+        with pytest.raises(InputError, match="weight"):
+            Weighted(weights=weights)
 
 
 def attempt(

@@ -1,0 +1,85 @@
+"""How long an answer will be, learned from the answers that came.
+
+Answers of one kind of traffic resemble each other, so lengths are kept by class: the alias; with whether tools are offered;
+with the tenant; with the tags. A class seen rarely borrows from the one above it (the usual shrinkage of a hierarchical mean:
+Gelman et al., Bayesian Data Analysis, 5.5). It is the mean that is kept, since that is what answers cost in the long run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+from cachespec.decision import Ask
+
+PRIOR = 400.0
+"""Output tokens expected of a request about which nothing was learned."""
+BORROWED = 4.0
+"""How many answers of its own a class needs before it outweighs the one above it."""
+_MEMORY = 64.0  # answers after which an old one has lost its weight: traffic changes
+_CLASSES = 20_000
+
+_Key: TypeAlias = tuple[str, ...]
+
+
+class OutputLengths:
+    """Mean output tokens by class of traffic. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._classes: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # weight, mean
+
+    def expected(self, ask: Ask) -> float | None:
+        """Expected output tokens of a request; None where nothing was learned about its alias."""
+        mean = None
+        for key in _keys(ask):
+            found = self._classes.get(key)
+            if found is None:
+                break
+            weight, own = found
+            mean = own if mean is None else (weight * own + BORROWED * mean) / (weight + BORROWED)
+        return mean
+
+    def learn(self, ask: Ask, tokens: int) -> None:
+        """An answer to this request, read to its end, had so many output tokens."""
+        for key in _keys(ask):
+            weight, mean = self._classes.get(key, (0.0, 0.0))
+            weight = min(weight + 1.0, _MEMORY)
+            self._classes[key] = (weight, mean + (tokens - mean) / weight)
+            self._classes.move_to_end(key)
+        while len(self._classes) > _CLASSES:
+            self._classes.popitem(last=False)
+
+    def to_list(self) -> list[Any]:
+        """What it learned, as JSON."""
+        return [[*key, weight, mean] for key, (weight, mean) in self._classes.items()]
+
+    @classmethod
+    def from_list(cls, rows: Any) -> OutputLengths:
+        """What `to_list` gave; rows that cannot be that are left out."""
+        made = cls()
+        for row in rows if isinstance(rows, list) else ():
+            match row:
+                case [*key, int() | float() as weight, int() | float() as mean] if all(isinstance(k, str) for k in key):
+                    if math.isfinite(mean) and 0 < weight <= _MEMORY and mean >= 0:
+                        made._classes[tuple(key)] = (float(weight), float(mean))
+                case _:
+                    continue
+        return made
+
+
+def _keys(ask: Ask) -> Iterator[_Key]:
+    """The classes of a request, the widest first; each begins with the one above it."""
+    key: _Key = (ask.alias,)
+    yield key
+    for step in _steps(ask):
+        key = (*key, step)
+        yield key
+
+
+def _steps(ask: Ask) -> Iterable[str]:
+    yield "tools" if ask.tools else "plain"
+    yield "" if ask.tenant is None else f"tenant {ask.tenant}"
+    if ask.tags:
+        yield "\n".join(sorted(set(ask.tags)))

@@ -1,0 +1,178 @@
+"""How long a backend takes, learned from how long it took.
+
+The time to the first token is linear in what must be read: a fixed part, the tokens to prefill, those read from a cache, and
+the other requests under way; the time after it is linear in the output. Both are fitted by recursive least squares on
+*relative* errors with forgetting, starting from a prior, so that a dozen answers after a change the new speed is known. How
+far answers scatter around the line is kept as well, as quantiles of the ratio of actual to expected time (stochastic
+approximation of quantiles: Robbins and Monro 1951), because limits are kept by the slow answers, not by the mean one.
+
+What is known grows old: after `STALE_S` without an answer the estimate leans back towards the prior, so that a backend that
+was slow once is tried again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+STALE_S = 900.0
+"""Seconds after which half of what was learned is doubted."""
+HIGH = 0.95
+"""The quantile that latency limits are held against."""
+_FORGET = 0.9
+_NOISE = 0.25
+_STEP = 0.08
+_LEVEL = 0.3
+_FARTHEST = math.log(1e4)
+MEASURED = 3
+"""Answers after which an estimate counts as measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a backend has to do for a request: tokens to prefill, to read from a cache, to produce; and its company."""
+
+    uncached: int
+    cached: int = 0
+    output: int = 0
+    load: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Expected milliseconds, and those that `HIGH` of the answers keep; `answers` is how many taught it."""
+
+    ttft_ms: float
+    total_ms: float
+    ttft_high_ms: float
+    total_high_ms: float
+    answers: int
+
+    @property
+    def measured(self) -> bool:
+        return self.answers >= MEASURED
+
+
+@dataclass(slots=True)
+class _Line:
+    """A linear form fitted to relative errors, with the quantiles of what is left over."""
+
+    prior: tuple[float, ...]
+    weights: list[float] = field(default_factory=list)
+    spread: list[list[float]] = field(default_factory=list)
+    level: float = 0.0  # log of how far the last answers lie off the line: a change of speed shows here first
+    high: float = math.log(1.5)  # log of the ratio actual/expected that `HIGH` of the answers stay below
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            self.weights = list(self.prior)
+            self.spread = [[(w * w if i == j else 0.0) for j in range(len(self.prior))] for i, w in enumerate(self.prior)]
+
+    def value(self, x: Sequence[float], trust: float) -> float:
+        learned = sum(w * v for w, v in zip(self.weights, x, strict=True)) * math.exp(self.level)
+        assumed = sum(w * v for w, v in zip(self.prior, x, strict=True))
+        return max(trust * learned + (1 - trust) * assumed, 1e-3)
+
+    def learn(self, x: Sequence[float], actual: float) -> None:
+        n = len(x)
+        ratio = math.log(max(actual, 1e-3) / self.value(x, 1.0))
+        self.level = max(min(self.level + _LEVEL * ratio, _FARTHEST), -_FARTHEST)
+        # A step up that leaves `HIGH` of the answers below is 1/(1-HIGH) times as rare, so it is as much larger.
+        self.high = max(self.high + _STEP * (HIGH if ratio > self.high else HIGH - 1.0) * (1.0 + abs(ratio)), 0.0)
+        scaled = [v / max(actual, 1e-3) for v in x]
+        gain = [sum(row[j] * scaled[j] for j in range(n)) for row in self.spread]
+        total = _NOISE**2 + sum(scaled[i] * gain[i] for i in range(n))
+        wrong = 1.0 - sum(self.weights[i] * scaled[i] for i in range(n))
+        # One answer that hung must not turn the line over.
+        wrong = max(min(wrong, 1.0), -4.0)
+        for i in range(n):
+            self.weights[i] = max(self.weights[i] + gain[i] * wrong / total, 0.0)
+        for i in range(n):
+            for j in range(n):
+                self.spread[i][j] = (self.spread[i][j] - gain[i] * gain[j] / total) / _FORGET
+        for i in range(n):
+            most = max(self.prior[i], self.weights[i]) ** 2
+            if self.spread[i][i] > most:  # directions that nothing excites must not run away
+                shrink = math.sqrt(most / self.spread[i][i])
+                for j in range(n):
+                    self.spread[i][j] *= shrink
+                    self.spread[j][i] *= shrink
+
+
+@dataclass(slots=True)
+class SpeedModel:
+    """The speed of one backend. Times in milliseconds; not for several threads at once.
+
+    `first` is the prior of the time to the first token: fixed, for each token of prefill, for each token read from a cache,
+    for each other request under way. `per_token` is the prior for each token of output.
+    """
+
+    first: tuple[float, float, float, float]
+    per_token: float
+    answers: int = 0
+    seen_at: float | None = None
+    _first: _Line = field(init=False)
+    _rest: _Line = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._first = _Line(self.first)
+        self._rest = _Line((self.per_token, self.per_token))
+
+    def speed(self, work: Work, *, now: float) -> Speed:
+        """What this work is expected to take at `now` (Unix seconds)."""
+        trust = 0.0 if self.seen_at is None else 0.5 ** (max(now - self.seen_at, 0.0) / STALE_S)
+        first = self._first.value(_first_x(work), trust)
+        rest = self._rest.value((float(work.output), 1.0), trust)
+        return Speed(
+            ttft_ms=first,
+            total_ms=first + rest,
+            ttft_high_ms=first * math.exp(self._first.high),
+            total_high_ms=first * math.exp(self._first.high) + rest * math.exp(self._rest.high),
+            answers=self.answers,
+        )
+
+    def learn(self, work: Work, *, ttft_ms: float | None, total_ms: float, now: float) -> None:
+        """An answer took this long; `ttft_ms` None: nothing came that could be timed."""
+        if ttft_ms is None or not (0 <= ttft_ms <= total_ms < math.inf):
+            return
+        self._first.learn(_first_x(work), ttft_ms)
+        if work.output > 1:
+            self._rest.learn((float(work.output), 1.0), max(total_ms - ttft_ms, 1e-3))
+        self.answers += 1
+        self.seen_at = now
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it learned, as JSON."""
+        lines = {
+            name: {"weights": line.weights, "spread": line.spread, "level": line.level, "high": line.high}
+            for name, line in (("first", self._first), ("rest", self._rest))
+        }
+        return {**lines, "answers": self.answers, "seen_at": self.seen_at}
+
+    def load(self, data: Any) -> None:
+        """Take up what `to_dict` gave; data that cannot be that is left aside."""
+        try:
+            lines = [_read(data[name], line.prior) for name, line in (("first", self._first), ("rest", self._rest))]
+            answers, seen_at = int(data["answers"]), None if data["seen_at"] is None else float(data["seen_at"])
+        except (TypeError, ValueError, KeyError):
+            return
+        self._first, self._rest = lines
+        self.answers, self.seen_at = answers, seen_at
+
+
+def _first_x(work: Work) -> tuple[float, float, float, float]:
+    return 1.0, float(work.uncached), float(work.cached), float(work.load)
+
+
+def _read(data: Any, prior: tuple[float, ...]) -> _Line:
+    weights = [float(v) for v in data["weights"]]
+    spread = [[float(v) for v in row] for row in data["spread"]]
+    level, high, size = float(data["level"]), float(data["high"]), len(prior)
+    shaped = len(weights) == len(spread) == size and all(len(row) == size for row in spread)
+    if not shaped or not all(math.isfinite(v) for v in (*weights, *(v for row in spread for v in row), level, high)):
+        raise ValueError("not what was written")
+    if min(weights) < 0 or high < 0 or abs(level) > _FARTHEST or min(spread[i][i] for i in range(size)) < 0:
+        raise ValueError("out of range")
+    return _Line(prior, weights, spread, level, high)

@@ -1,0 +1,135 @@
+"""Latency: fitted to what happened, quick to follow a change, back to the prior when nothing was heard for long."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+from cachespec.speeds import HIGH, MEASURED, STALE_S, SpeedModel, Work
+
+PRIOR = (600.0, 0.03, 0.003, 50.0)
+
+
+def model() -> SpeedModel:
+    return SpeedModel(first=PRIOR, per_token=15.0)
+
+
+class Server:
+    """A backend with a speed of its own and lognormal scatter."""
+
+    def __init__(self, fixed: float, per_input: float, per_output: float, scatter: float = 0.25, seed: int = 1) -> None:
+        self.fixed, self.per_input, self.per_output, self.scatter = fixed, per_input, per_output, scatter
+        self.draw = random.Random(seed)
+
+    def work(self) -> Work:
+        tokens = self.draw.choice([200, 2_000, 20_000])
+        return Work(uncached=tokens, cached=self.draw.choice([0, 5_000]), output=self.draw.randint(20, 800))
+
+    def times(self, work: Work) -> tuple[float, float]:
+        first = (self.fixed + self.per_input * work.uncached) * self.draw.lognormvariate(0, self.scatter)
+        return first, first + self.per_output * work.output * self.draw.lognormvariate(0, self.scatter)
+
+
+def run(speeds: SpeedModel, server: Server, count: int, now: float = 0.0) -> list[tuple[float, float, float]]:
+    """`count` answers one second apart: (actual, expected, high) of each first token."""
+    seen = []
+    for i in range(count):
+        work = server.work()
+        ttft, total = server.times(work)
+        said = speeds.speed(work, now=now + i)
+        seen.append((ttft, said.ttft_ms, said.ttft_high_ms))
+        speeds.learn(work, ttft_ms=ttft, total_ms=total, now=now + i)
+    return seen
+
+
+def test_before_anything_happened_it_is_the_prior_and_says_so() -> None:
+    said = model().speed(Work(uncached=1000, cached=0, output=100), now=0.0)
+    assert math.isclose(said.ttft_ms, 630.0)
+    assert math.isclose(said.total_ms, 630.0 + 15.0 * 101)
+    assert not said.measured
+    assert said.ttft_high_ms > said.ttft_ms
+
+
+def test_speeds_and_their_scatter_are_learned() -> None:
+    speeds = model()
+    seen = run(speeds, Server(300.0, 0.02, 8.0), 400)
+    errors = [math.log(actual / expected) for actual, expected, _ in seen[50:]]
+    assert abs(sum(errors) / len(errors)) < 0.1
+    late = sum(actual > high for actual, _, high in seen[50:]) / 350
+    assert late < 2 * (1 - HIGH)
+    assert sum(high / expected for _, expected, high in seen[50:]) / 350 < 2.5
+    assert speeds.speed(Work(uncached=1, output=1), now=400.0).measured
+
+
+def test_a_change_of_speed_is_followed_within_a_dozen_answers() -> None:
+    speeds = model()
+    run(speeds, Server(300.0, 0.02, 8.0), 200)
+    slow = Server(1_500.0, 0.1, 30.0, seed=2)
+    seen = run(speeds, slow, 30, now=200.0)
+    ratios = [actual / expected for actual, expected, _ in seen[12:]]
+    assert 0.5 < sum(ratios) / len(ratios) < 1.6
+    fast = Server(300.0, 0.02, 8.0, seed=3)
+    seen = run(speeds, fast, 30, now=230.0)
+    ratios = [actual / expected for actual, expected, _ in seen[12:]]
+    assert 0.5 < sum(ratios) / len(ratios) < 1.6
+
+
+def test_one_answer_that_hung_does_not_turn_it_over() -> None:
+    speeds = model()
+    run(speeds, Server(300.0, 0.02, 8.0), 100)
+    work = Work(uncached=2_000, output=100)
+    before = speeds.speed(work, now=100.0).ttft_ms
+    speeds.learn(work, ttft_ms=3_600_000.0, total_ms=3_600_001.0, now=100.0)
+    assert speeds.speed(work, now=100.0).ttft_ms < 30 * before
+    run(speeds, Server(300.0, 0.02, 8.0, seed=9), 15, now=101.0)
+    assert speeds.speed(work, now=116.0).ttft_ms < 3 * before
+
+
+def test_what_is_known_grows_old() -> None:
+    speeds = model()
+    run(speeds, Server(30_000.0, 0.02, 8.0), 50)
+    work = Work(uncached=100, output=10)
+    fresh = speeds.speed(work, now=50.0).ttft_ms
+    later = speeds.speed(work, now=50.0 + STALE_S).ttft_ms
+    assert fresh > 15_000
+    assert later < 0.6 * fresh
+    assert speeds.speed(work, now=50.0 + 20 * STALE_S).ttft_ms < 700
+
+
+def test_load_makes_it_slower() -> None:
+    speeds = model()
+    draw = random.Random(4)
+    for i in range(300):
+        load = draw.randint(0, 8)
+        speeds.learn(
+            Work(uncached=500, output=50, load=load), ttft_ms=200.0 + 400.0 * load, total_ms=900.0 + 400.0 * load, now=i
+        )
+    calm, busy = (speeds.speed(Work(uncached=500, output=50, load=n), now=300.0).ttft_ms for n in (0, 8))
+    assert busy > 4 * calm
+
+
+def test_what_could_not_be_timed_teaches_nothing() -> None:
+    speeds = model()
+    for ttft, total in ((None, 5.0), (-1.0, 5.0), (6.0, 5.0), (1.0, math.inf), (math.nan, math.nan)):
+        speeds.learn(Work(uncached=1, output=1), ttft_ms=ttft, total_ms=total, now=0.0)
+    assert speeds.answers == 0
+    assert MEASURED > 0
+
+
+def test_what_was_learned_survives_a_restart_and_garbage_does_not() -> None:
+    speeds = model()
+    run(speeds, Server(300.0, 0.02, 8.0), 50)
+    again = model()
+    again.load(json.loads(json.dumps(speeds.to_dict())))
+    work = Work(uncached=700, cached=30, output=40, load=2)
+    assert again.speed(work, now=60.0) == speeds.speed(work, now=60.0)
+    good = speeds.to_dict()
+    wrong: tuple[dict[str, Any], ...] = ({"answers": "x"}, {"first": {}}, {"rest": {**good["rest"], "high": -1}})
+    garbage: list[Any] = [None, [], {}, *({**good, **part} for part in wrong)]
+    for bad in garbage:
+        other = model()
+        other.load(bad)
+        assert other.answers == 0
+        assert other.speed(work, now=60.0) == model().speed(work, now=60.0)
