@@ -303,6 +303,12 @@ async def check_ledger(make: Callable[[], Ledger] | Callable[[], Awaitable[Ledge
         state = ledger.snapshot([limit])
         _require(len(state) == 1 and state[0].spent == Decimal("0.10"), "snapshot must show what this process settled")
         _require(state[0].reserved == 0, "nothing is reserved any more")
+        _require(set(await ledger.accounts()) == {"overall", "tenant:a"}, "accounts must name what was spent on")
+        overall = Limit(scope="overall in total", account="overall", limit=Decimal("1.00"))
+        await ledger.reset([limit])
+        after, other = await ledger.refresh([limit, overall])
+        _require(after.spent == 0, "a window that was reset begins at nothing")
+        _require(other.spent == Decimal("0.10"), "reset takes one account's window back, no other")
         entries = await ledger.entries()
         _require(len(entries) == 1 and entries[0].usage is None, "one settled request, its usage unknown")
         for bad in (Decimal("-1"), Decimal("NaN")):

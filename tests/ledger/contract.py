@@ -105,6 +105,27 @@ class LedgerContract:
         await ledger.aclose()
 
     @pytest.mark.anyio
+    async def test_a_window_that_is_reset_begins_at_nothing_and_no_other_does(self, ledger: FullLedger, clock: Clock) -> None:
+        total, today = limit("1"), limit("1", since=NOON - timedelta(hours=12))
+        other = limit("1", account="tenant:acme")
+        reservation = await ledger.reserve(hold("0.6", total, accounts=("all", "tenant:acme")))
+        await ledger.settle(reservation, spent("0.6"))
+        await ledger.reserve(hold("0.3", total, accounts=("all", "tenant:acme")))
+        await ledger.reset([today])
+        assert figures(ledger.snapshot([today])) == [("0", "0.3")]
+        assert figures(await ledger.refresh([total, today, other])) == [("0.6", "0.3"), ("0", "0.3"), ("0.6", "0.3")]
+        assert (await ledger.totals()).amount == Decimal("0.6")
+        clock.now += 5 * 86_400  # counters of windows not used for days are made anew from the single amounts
+        await ledger.refresh([limit("1", since=NOON)])
+        assert figures(await ledger.refresh([today])) == [("0", "0")]
+        settled = await ledger.reserve(hold("0.2", today, accounts=("all",)))
+        await ledger.settle(settled, spent("0.2"))
+        await ledger.reset([today])
+        assert figures(await ledger.refresh([total, today])) == [("0.8", "0"), ("0", "0")]
+        assert await ledger.accounts() == ("all", "tenant:acme")
+        await ledger.aclose()
+
+    @pytest.mark.anyio
     async def test_settling_is_done_once(self, ledger: FullLedger) -> None:
         budget = limit("1")
         reservation = await ledger.reserve(hold("0.5", budget))

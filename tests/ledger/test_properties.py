@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from anyio.from_thread import start_blocking_portal
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -88,6 +89,10 @@ class Ledgers(RuleBasedStateMachine):
                 results.append(type(error))
         assert results[0] == results[1]
 
+    @rule(tenant=WHO)
+    def reset(self, tenant: str | None) -> None:
+        self.both("reset", self.limits(tenant)[1:])
+
     @rule(seconds=st.sampled_from([1.0, 10.0, 700.0, DAY]))
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -98,7 +103,7 @@ class Ledgers(RuleBasedStateMachine):
         a, b = self.both("refresh", limits)
         assert a == b
         assert tuple(a) == self.sqlite.snapshot(limits)
-        for method in ("totals", "entries"):
+        for method in ("totals", "entries", "accounts"):
             theirs, ours = self.both(method)
             assert theirs == ours
         for state in a:
@@ -109,5 +114,5 @@ class Ledgers(RuleBasedStateMachine):
         self.stack.close()
 
 
-TestLedgers = Ledgers.TestCase
-TestLedgers.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestLedgers = pytest.mark.timeout(600)(Ledgers.TestCase)
+TestLedgers.settings = settings(max_examples=1000, stateful_step_count=10, deadline=None)

@@ -20,6 +20,7 @@ from cachespec.errors import CachespecError, ConfigError, InputError, UnknownPlu
 BAD_INPUT = (InputError, ConfigError, UnknownPluginError)
 COMMANDS = {
     # name: module, what `--help` says (the command's own first line, so that help imports none of them)
+    "budget": ("cachespec.cli.budget", "What is left of the budgets of a configuration, and how to begin one anew."),
     "chat": ("cachespec.cli.chat", "Talk to the configured client, line by line."),
     "complete": ("cachespec.cli.complete", "Answer one request."),
     "config": ("cachespec.cli.config", "Check a configuration file, or print its JSON schema."),

@@ -114,6 +114,13 @@ class Ledger(Protocol):
     async def refresh(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
         """Read these limits, other processes' spending included; what `snapshot` returns from then on."""
 
+    async def reset(self, limits: Sequence[Limit]) -> None:
+        """Count these limits' windows from nothing again, each by itself: what was settled stays in `entries` and in other
+        windows of the same account, and open reservations keep their room."""
+
+    async def accounts(self) -> tuple[str, ...]:
+        """Every counter that something was spent on or is reserved on, in order."""
+
     async def entries(self, *, limit: int | None = None, tenant: str | None = None) -> tuple[Entry, ...]:
         """Settled requests, newest first."""
 

@@ -181,6 +181,20 @@ class MemoryLedger:
         """The state of these limits now; what `snapshot` returns from then on."""
         return self.snapshot(limits)
 
+    async def reset(self, limits: Sequence[Limit]) -> None:
+        """See `Ledger.reset`."""
+        with self._lock:
+            self._check_open()
+            for limit in limits:
+                self._account(limit.account).windows[to_micros(limit.since)] = 0
+
+    async def accounts(self) -> tuple[str, ...]:
+        """See `Ledger.accounts`."""
+        with self._lock:
+            now = self._now()
+            held = {name for name, a in self._accounts.items() if any(self._open[r][2] > now for r in a.held)}
+            return tuple(sorted(held | {name for name, account in self._accounts.items() if account.times}))
+
     async def entries(self, *, limit: int | None = None, tenant: str | None = None) -> tuple[Entry, ...]:
         """See `Ledger.entries`: at most the last `keep` of all tenants together."""
         with self._lock:

@@ -135,6 +135,29 @@ class SqliteLedger:
         await self._run(work)
         return self.snapshot(limits)
 
+    async def reset(self, limits: Sequence[Limit]) -> None:
+        """See `Ledger.reset`. One transaction for all of them."""
+
+        def work(db: sqlite3.Connection) -> None:
+            with transaction(db):
+                for limit in limits:
+                    account, since = limit.account, to_micros(limit.since)
+                    spent, reserved = self._look(db, account, since)
+                    key = _forgiven_key(account, since)
+                    total = spent + self._forgiven(db, account, since)
+                    # Kept beside the counter, which is made anew from the single amounts when it was not used for long.
+                    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, str(total)))
+                    db.execute("UPDATE counters SET units = '0' WHERE account = ? AND since = ?", (account, since))
+                    self._known[account][since] = (0, reserved)
+
+        await self._run(work)
+
+    async def accounts(self) -> tuple[str, ...]:
+        """See `Ledger.accounts`."""
+        query = "SELECT DISTINCT account FROM spends UNION SELECT DISTINCT account FROM holds WHERE expires > ? ORDER BY 1"
+        rows = await self._run(lambda db: db.execute(query, (self._now(),)).fetchall())
+        return tuple(name for (name,) in rows)
+
     async def entries(self, *, limit: int | None = None, tenant: str | None = None) -> tuple[Entry, ...]:
         """See `Ledger.entries`."""
         where, values = ("", ()) if tenant is None else ("WHERE tenant = ? ", (tenant,))
@@ -278,7 +301,7 @@ class SqliteLedger:
         row = db.execute("SELECT units, used FROM counters WHERE account = ? AND since = ?", (account, since)).fetchone()
         if row is None:
             halves = db.execute(f"SELECT {_SUM} FROM spends WHERE account = ? AND at >= ?", (account, since)).fetchone()  # noqa: S608
-            spent = _whole(*halves)
+            spent = _whole(*halves) - self._forgiven(db, account, since)
             # A window that ended is not asked for again; should it be, its counter is made anew.
             db.execute("DELETE FROM counters WHERE account = ? AND used < ?", (account, now - 2 * _DAY))
             db.execute("INSERT INTO counters VALUES (?, ?, ?, ?)", (account, since, str(spent), now))
@@ -293,6 +316,12 @@ class SqliteLedger:
         if len(windows) > _WINDOWS:
             del windows[min(windows)]
         return spent, reserved
+
+    @staticmethod
+    def _forgiven(db: sqlite3.Connection, account: str, since: int) -> int:
+        """What `reset` took off this window."""
+        row = db.execute("SELECT value FROM meta WHERE name = ?", (_forgiven_key(account, since),)).fetchone()
+        return 0 if row is None else int(row[0])
 
     def _looked(self, accounts: Iterable[str], spent: int, reserved: int) -> None:
         """Carry a committed change over to what `snapshot` shows."""
@@ -354,6 +383,10 @@ class SqliteLedger:
         if connection is not None:
             with suppress(sqlite3.Error):
                 connection.close()
+
+
+def _forgiven_key(account: str, since: int) -> str:
+    return f"reset:{since}:{account}"
 
 
 def _usage_text(usage: Usage | None) -> str | None:

@@ -44,15 +44,28 @@ def window(per: BudgetPeriod, timezone: str, now: float) -> tuple[datetime | Non
 
 def applied(rules: Sequence[BudgetRule], ask: Ask) -> tuple[Applied, ...]:
     """The budgets this request falls under, with the counters (`Limit.account`) it adds to."""
+    return tuple(_applied(rule, member, ask.now) for rule in rules for member in _members(rule, ask))
+
+
+def known(rules: Sequence[BudgetRule], accounts: Sequence[str], now: float) -> tuple[Applied, ...]:
+    """Every budget as of `now` (Unix seconds), one for each member that the ledger's `accounts` name. None of requests."""
     found: list[Applied] = []
     for rule in rules:
-        for member in _members(rule, ask):
-            since, resets_at = window(rule.per, rule.timezone, ask.now)
-            name = rule.scope if member is None else f"{rule.scope}:{member}"
-            scope = f"{name} per {rule.per}" if rule.per != "total" else f"{name} in total"
-            limit = Limit(scope=scope, account=name, limit=rule.limit, since=since, resets_at=resets_at)
-            found.append(Applied(rule, limit))
+        if rule.scope == "overall":
+            found.append(_applied(rule, None, now))
+        elif rule.key is not None:
+            found.append(_applied(rule, rule.key, now))
+        elif rule.scope != "request":
+            prefix = f"{rule.scope}:"
+            found += [_applied(rule, name[len(prefix) :], now) for name in accounts if name.startswith(prefix)]
     return tuple(found)
+
+
+def _applied(rule: BudgetRule, member: str | None, now: float) -> Applied:
+    since, resets_at = window(rule.per, rule.timezone, now)
+    name = rule.scope if member is None else f"{rule.scope}:{member}"
+    scope = f"{name} per {rule.per}" if rule.per != "total" else f"{name} in total"
+    return Applied(rule, Limit(scope=scope, account=name, limit=rule.limit, since=since, resets_at=resets_at))
 
 
 def accounts(ask: Ask) -> tuple[str, ...]:
