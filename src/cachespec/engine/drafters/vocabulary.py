@@ -12,8 +12,9 @@ _SLACK = 1024
 def common_vocabulary(target: Runtime, draft: Runtime) -> int:
     """How many ids, from 0 on, mean the same for both. Ids beyond are padding of the longer one, and never drafted.
 
-    Compares the bytes of every token, which tokens are control tokens and by what name, and which end an answer: models
-    whose vocabularies have the same size may still differ (llama.cpp#3812, vllm#10913). Some tenths of a second.
+    Compares the bytes of every token, and which tokens are control tokens and by what name: models whose vocabularies have
+    the same size may still differ (llama.cpp#3812, vllm#10913). Which tokens end an answer is the target's affair, and runtimes
+    may see that differently for one file. Some tenths of a second.
 
     Raises ConfigError that names the first difference.
     """
@@ -23,8 +24,7 @@ def common_vocabulary(target: Runtime, draft: Runtime) -> int:
     ours, theirs = _names(target), _names(draft)
     common = min(sizes)
     for token in range(common):
-        a = (ours.get(token), target.piece(token), target.is_end(token))
-        b = (theirs.get(token), draft.piece(token), draft.is_end(token))
+        a, b = (ours.get(token), target.piece(token)), (theirs.get(token), draft.piece(token))
         if a != b:
             raise _differ(f"token {token} is {_text(a)} for the target and {_text(b)} for the draft model")
     longer, names = (target, ours) if sizes[0] > common else (draft, theirs)
@@ -43,10 +43,10 @@ def _names(runtime: Runtime) -> dict[int, str]:
     return {token: text for text, token in runtime.info.controls.items()}
 
 
-def _text(facts: tuple[str | None, bytes, bool]) -> str:
-    name, piece, end = facts
-    return (repr(piece) if name is None else f"the control token {name!r}") + (" that ends an answer" if end else "")
+def _text(facts: tuple[str | None, bytes]) -> str:
+    name, piece = facts
+    return repr(piece) if name is None else f"the control token {name!r}"
 
 
 def _differ(detail: str) -> ConfigError:
-    return ConfigError(f"the draft model's vocabulary is not the target's: {detail}", key="draft")
+    return ConfigError(f"the draft model's vocabulary is not the target's: {detail}", key="model")
