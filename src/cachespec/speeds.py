@@ -32,12 +32,17 @@ MEASURED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a backend has to do for a request: tokens to prefill, to read from a cache, to produce; and its company."""
+    """What a backend has to do for a request: tokens to prefill, to read from a cache, to produce; and its company.
+
+    `own_first_ms` and `own_rest_ms` are what a backend that knows its speed says itself, for `SpeedModel.own`.
+    """
 
     uncached: int
     cached: int = 0
     output: int = 0
     load: int = 0
+    own_first_ms: float = 0.0
+    own_rest_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,25 +111,27 @@ class SpeedModel:
     """The speed of one backend. Times in milliseconds; not for several threads at once.
 
     `first` is the prior of the time to the first token: fixed, for each token of prefill, for each token read from a cache,
-    for each other request under way. `per_token` is the prior for each token of output.
+    for each other request under way. `per_token` is the prior for each token of output. With `own` the backend knows its
+    speed and its queue itself (a local engine does): then only how far it is off is learned.
     """
 
-    first: tuple[float, float, float, float]
-    per_token: float
+    first: tuple[float, float, float, float] = (600.0, 0.03, 0.003, 20.0)
+    per_token: float = 15.0
+    own: bool = False
     answers: int = 0
     seen_at: float | None = None
     _first: _Line = field(init=False)
     _rest: _Line = field(init=False)
 
     def __post_init__(self) -> None:
-        self._first = _Line(self.first)
-        self._rest = _Line((self.per_token, self.per_token))
+        self._first = _Line((1.0,) if self.own else self.first)
+        self._rest = _Line((1.0,) if self.own else (self.per_token, self.per_token))
 
     def speed(self, work: Work, *, now: float) -> Speed:
         """What this work is expected to take at `now` (Unix seconds)."""
         trust = 0.0 if self.seen_at is None else 0.5 ** (max(now - self.seen_at, 0.0) / STALE_S)
-        first = self._first.value(_first_x(work), trust)
-        rest = self._rest.value((float(work.output), 1.0), trust)
+        x = self._inputs(work)
+        first, rest = self._first.value(x[0], trust), self._rest.value(x[1], trust)
         return Speed(
             ttft_ms=first,
             total_ms=first + rest,
@@ -137,11 +144,18 @@ class SpeedModel:
         """An answer took this long; `ttft_ms` None: nothing came that could be timed."""
         if ttft_ms is None or not (0 <= ttft_ms <= total_ms < math.inf):
             return
-        self._first.learn(_first_x(work), ttft_ms)
-        if work.output > 1:
-            self._rest.learn((float(work.output), 1.0), max(total_ms - ttft_ms, 1e-3))
+        first, rest = self._inputs(work)
+        if max(first) > 0:
+            self._first.learn(first, ttft_ms)
+        if work.output > 1 and max(rest) > 0:
+            self._rest.learn(rest, max(total_ms - ttft_ms, 1e-3))
         self.answers += 1
         self.seen_at = now
+
+    def _inputs(self, work: Work) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        if self.own:
+            return (work.own_first_ms,), (work.own_rest_ms,)
+        return (1.0, float(work.uncached), float(work.cached), float(work.load)), (float(work.output), 1.0)
 
     def to_dict(self) -> dict[str, Any]:
         """What it learned, as JSON."""
@@ -160,10 +174,6 @@ class SpeedModel:
             return
         self._first, self._rest = lines
         self.answers, self.seen_at = answers, seen_at
-
-
-def _first_x(work: Work) -> tuple[float, float, float, float]:
-    return 1.0, float(work.uncached), float(work.cached), float(work.load)
 
 
 def _read(data: Any, prior: tuple[float, ...]) -> _Line:

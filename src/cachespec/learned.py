@@ -1,0 +1,150 @@
+"""What a client learned from its own traffic, for quotes: tokens by model, lengths by class, speeds and health by backend.
+
+One object for a client. It is asked in every decision, so it does no I/O, and told when an answer ended. What it knows is JSON
+that the ledger keeps, so that a restart forgets nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from cachespec.decision import Ask, Latency, TokenEstimate
+from cachespec.health import Health
+from cachespec.outputs import OutputLengths
+from cachespec.speeds import HIGH, MEASURED, SpeedModel, Work
+from cachespec.tokens import Sizes, TokenModel
+from cachespec.usage import Usage
+
+_VERSION = 1
+_MODELS = 1_000  # models and backends kept; a client has a handful
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An answer that was read to its end: what was asked, what was used, how long it took.
+
+    `model` names the tokenizer (provider and model); `sizes` is None where the backend counts exactly. `own` is what the
+    backend had said about its time when it knows it itself. `load`: other requests it had under way at the start.
+    """
+
+    ask: Ask
+    backend: str
+    model: str
+    sizes: Sizes | None
+    usage: Usage | None
+    own: Latency | None
+    load: int
+    ttft_ms: float | None
+    total_ms: float
+
+
+class Learned:
+    """See the module's docstring. Used by the tasks of one event loop."""
+
+    def __init__(self) -> None:
+        self.outputs = OutputLengths()
+        self.health = Health()
+        self._tokens: dict[str, TokenModel] = {}
+        self._speeds: dict[str, SpeedModel] = {}
+
+    def tokens(self, model: str) -> TokenModel:
+        """The token densities of a model: ``provider:model``."""
+        found = self._tokens.get(model)
+        if found is None:
+            found = TokenModel()
+            if len(self._tokens) < _MODELS:
+                self._tokens[model] = found
+        return found
+
+    def output_expected(self, ask: Ask, most: int | None) -> int | None:
+        """Expected output tokens, never above `most`; None while nothing is known."""
+        expected = self.outputs.expected(ask)
+        if expected is None:
+            return None
+        return round(expected) if most is None else min(round(expected), most)
+
+    def latency(self, backend: str, assumed: Latency, tokens: TokenEstimate, *, local: bool, now: float) -> Latency:
+        """The expected times of an offer: a backend's own estimate, or the prior, corrected by how long answers took.
+
+        Where a local backend cannot say (its model is not loaded), nothing is said.
+        """
+        own = assumed if local else None
+        if local and (assumed.ttft_ms is None or assumed.total_ms is None):
+            return assumed
+        model = self._speeds.get(backend)
+        if model is None:
+            if local:
+                return assumed
+            model = SpeedModel()
+        load = self.health.load(backend)
+        work = _work(tokens.uncached, tokens.cache_read, tokens.cache_write, tokens.output_expected, own, load)
+        speed = model.speed(work, now=now)
+        if not speed.measured:
+            detail = f"{speed.answers} of {MEASURED} answers that make a measurement" if speed.answers else assumed.detail
+            return replace(assumed, ttft_ms=speed.ttft_ms, total_ms=speed.total_ms, detail=detail)
+        return Latency(
+            ttft_ms=speed.ttft_ms,
+            total_ms=speed.total_ms,
+            evidence="measured",
+            ttft_high_ms=speed.ttft_high_ms,
+            total_high_ms=speed.total_high_ms,
+            detail=f"{speed.answers} answers; {HIGH:.0%} came by the high figures",
+        )
+
+    def answered(self, answer: Answer, *, now: float) -> None:
+        """Take up an answer. What was not counted teaches no counts, what was not timed no times."""
+        usage = answer.usage
+        if usage is None:
+            return
+        if answer.sizes is not None and usage.input_tokens is not None:
+            self.tokens(answer.model).learn(answer.sizes, usage.input_tokens)
+        if usage.output is not None:
+            self.outputs.learn(answer.ask, usage.output)
+        own = answer.own
+        if own is not None and (own.ttft_ms is None or own.total_ms is None):
+            return
+        model = self._speeds.get(answer.backend)
+        if model is None:
+            model = SpeedModel(own=own is not None)
+            if len(self._speeds) < _MODELS:
+                self._speeds[answer.backend] = model
+        work = _work(usage.uncached, usage.cache_read, usage.written, usage.output, own, answer.load)
+        model.learn(work, ttft_ms=answer.ttft_ms, total_ms=answer.total_ms, now=now)
+
+    def dump(self) -> bytes:
+        """What was learned, for `load`; health is not: it is of the moment."""
+        speeds = {name: [model.own, model.to_dict()] for name, model in self._speeds.items()}
+        tokens = {name: model.to_dict() for name, model in self._tokens.items() if model.seen}
+        return json.dumps([_VERSION, tokens, self.outputs.to_list(), speeds]).encode()
+
+    def load(self, data: bytes) -> None:
+        """Take up what `dump` gave; what cannot be read is left aside."""
+        try:
+            version, tokens, outputs, speeds = json.loads(data)
+            pairs = [(str(name), bool(own), facts) for name, (own, facts) in speeds.items()]
+            models = {str(name): TokenModel.from_dict(facts) for name, facts in tokens.items()}
+        except (ValueError, TypeError, AttributeError):
+            return
+        if version != _VERSION:
+            return
+        self._tokens = models
+        self.outputs = OutputLengths.from_list(outputs)
+        for name, own, facts in pairs:
+            self._speeds[name] = SpeedModel(own=own)
+            self._speeds[name].load(facts)
+
+
+def _work(
+    uncached: int | None, read: int | None, written: int | None, output: int | None, own: Latency | None, load: int
+) -> Work:
+    first = 0.0 if own is None else own.ttft_ms or 0.0
+    total = 0.0 if own is None else own.total_ms or 0.0
+    return Work(
+        uncached=(uncached or 0) + (written or 0),
+        cached=read or 0,
+        output=output or 0,
+        load=load,
+        own_first_ms=first,
+        own_rest_ms=max(total - first, 0.0),
+    )

@@ -1,0 +1,97 @@
+"""What a client learned, as a whole: into quotes, through a restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cachespec.decision import Ask, Latency, TokenEstimate
+from cachespec.learned import Answer, Learned
+from cachespec.speeds import MEASURED
+from cachespec.tokens import Sizes
+from cachespec.usage import Usage
+
+ASK = Ask(
+    alias="assistant", tenant=None, session_id=None, tags=(), tools=False, max_output_tokens=None, timeout_s=None, now=0.0
+)
+ASSUMED = Latency(ttft_ms=700.0, total_ms=7_000.0)
+TOKENS = TokenEstimate(input=1_000, cache_read=0, cache_write=0, uncached=1_000, output_expected=100, output_max=None)
+ANSWER = Answer(
+    ask=ASK,
+    backend="claude",
+    model="anthropic:claude",
+    sizes=Sizes(text=4_000, pieces=2),
+    usage=Usage(uncached=1_500, cache_read=0, cache_write={}, output=250),
+    own=None,
+    load=0,
+    ttft_ms=200.0,
+    total_ms=900.0,
+)
+
+
+def taught(*answers: Answer, times: int = 10) -> Learned:
+    learned = Learned()
+    for i in range(times):
+        for answer in answers:
+            learned.answered(answer, now=float(i))
+    return learned
+
+
+def test_a_hosted_backend_is_measured_after_a_few_answers() -> None:
+    few = taught(ANSWER, times=MEASURED - 1).latency("claude", ASSUMED, TOKENS, local=False, now=10.0)
+    assert (few.evidence, few.ttft_high_ms) == ("assumed", None)
+    assert "2 of 3" in few.detail
+    known = taught(ANSWER, times=30).latency("claude", ASSUMED, TOKENS, local=False, now=30.0)
+    assert known.evidence == "measured"
+    assert known.ttft_ms is not None
+    assert known.ttft_high_ms is not None
+    assert 100 < known.ttft_ms < 400
+    assert known.ttft_high_ms > known.ttft_ms
+    other = taught(ANSWER).latency("gpt", ASSUMED, TOKENS, local=False, now=10.0)
+    assert other.evidence == "assumed"
+
+
+def test_a_local_backend_is_corrected_and_not_invented() -> None:
+    local = replace(ANSWER, backend="laptop", sizes=None, own=ASSUMED, ttft_ms=1_400.0, total_ms=14_000.0)
+    learned = taught(local, times=20)
+    said = learned.latency("laptop", ASSUMED, TOKENS, local=True, now=20.0)
+    assert said.ttft_ms == pytest.approx(1_400.0, rel=0.1)
+    half = learned.latency("laptop", replace(ASSUMED, ttft_ms=350.0, total_ms=3_500.0), TOKENS, local=True, now=20.0)
+    assert half.ttft_ms == pytest.approx(700.0, rel=0.1)
+    nothing = Latency(ttft_ms=None, total_ms=None)
+    assert learned.latency("laptop", nothing, TOKENS, local=True, now=20.0) == nothing
+    assert Learned().latency("laptop", ASSUMED, TOKENS, local=True, now=20.0) == ASSUMED
+
+
+def test_tokens_and_lengths_are_learned() -> None:
+    learned = taught(ANSWER, times=40)
+    assert learned.tokens("anthropic:claude").tokens(Sizes(text=4_000, pieces=2)) == pytest.approx(1_500, rel=0.05)
+    assert learned.output_expected(ASK, None) == 250
+    assert learned.output_expected(ASK, 100) == 100
+    assert Learned().output_expected(ASK, None) is None
+
+
+def test_what_was_not_counted_or_timed_teaches_nothing() -> None:
+    learned = taught(replace(ANSWER, usage=None))
+    assert learned.dump() == Learned().dump()
+    uncounted = replace(ANSWER, usage=Usage(uncached=None, cache_read=None, cache_write=None, output=None), ttft_ms=None)
+    taught(uncounted)
+    assert taught(uncounted).latency("claude", ASSUMED, TOKENS, local=False, now=10.0).evidence == "assumed"
+
+
+def test_a_restart_forgets_nothing_and_garbage_is_left_aside() -> None:
+    local = replace(ANSWER, backend="laptop", sizes=None, own=ASSUMED)
+    learned = taught(ANSWER, local)
+    again = Learned()
+    again.load(learned.dump())
+    for name, is_local in (("claude", False), ("laptop", True)):
+        said = again.latency(name, ASSUMED, TOKENS, local=is_local, now=11.0)
+        assert said == learned.latency(name, ASSUMED, TOKENS, local=is_local, now=11.0)
+    assert again.output_expected(ASK, None) == 250
+    assert again.dump() == learned.dump()
+    for bad in (b"", b"[]", b"{}", b"[1,2,3,4]", b"[9,{},[],{}]", b'[1,{"m":3},[["a",1]],{"b":[true,{}]}]', b"\xff"):
+        fresh = Learned()
+        fresh.load(bad)
+        assert fresh.output_expected(ASK, None) is None
+        assert fresh.latency("claude", ASSUMED, TOKENS, local=False, now=0.0).evidence == "assumed"
