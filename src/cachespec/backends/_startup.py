@@ -15,7 +15,7 @@ from cachespec import plugins
 from cachespec.annotations import Where
 from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import CalibrationStore, CostModel, calibrate
-from cachespec.engine.invariance import invariant_width
+from cachespec.engine.invariance import kept_width
 from cachespec.engine.loop import Engine
 from cachespec.engine.runtimes.base import Runtime
 from cachespec.engine.structured import Vocabulary
@@ -121,7 +121,8 @@ def start_engine(
 
     Raises what making the drafter does.
     """
-    width = invariant_width(runtime) if settings.deterministic else runtime.width
+    store = store or CalibrationStore()
+    width = kept_width(runtime, store) if settings.deterministic else runtime.width
     policy = settings.policy()
     drafter: Drafter[Any] | None = None
     costs, control, reason = None, None, None
@@ -131,7 +132,7 @@ def start_engine(
         fits = _fits(settings.draft)
         drafter = _drafter(settings, runtime, load_draft) if fits is not False else None
         try:
-            costs = CostModel(_costs(runtime, settings, width, store or CalibrationStore()))
+            costs = CostModel(_costs(runtime, settings, width, store))
             control = SpeculationControl(policy, drafter, costs=costs, max_tokens=width, fits=fits)
         except BaseException:
             if drafter is not None:

@@ -137,28 +137,28 @@ def cache_folder() -> Path:
 
 
 class CalibrationStore:
-    """Calibrations on disk, one file for each machine, model and settings. A file that is not right is as good as none."""
+    """What was measured, on disk, one file for each machine, model and settings. A file that is not right is as good as none.
+
+    `settings` are all that the result depends on, the library and its version among them.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = cache_folder() if folder is None else folder
 
-    def load(self, fingerprint: bytes, settings: Mapping[str, Any]) -> CostTable | None:
-        """The table that was saved for this, if there is one."""
+    def read(self, fingerprint: bytes, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What `write` wrote for this, if it did. The values may be anything: files can be edited."""
         identity = _identity(fingerprint, settings)
         try:
             saved = json.loads(self._path(identity).read_text())
-            if saved["version"] != _VERSION or saved["identity"] != identity:
-                return None
-            points = {int(b): {int(n): float(s) for n, s in row.items()} for b, row in saved["points"].items()}
-            return CostTable(points)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, InputError):
+            return saved if saved["version"] == _VERSION and saved["identity"] == identity else None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
 
-    def save(self, fingerprint: bytes, settings: Mapping[str, Any], table: CostTable) -> bool:
+    def write(self, fingerprint: bytes, settings: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
         """Write it whole or not at all. False: the folder cannot be written, and the next start measures again."""
         identity = _identity(fingerprint, settings)
         path = self._path(identity)
-        text = json.dumps({"version": _VERSION, "identity": identity, "points": table.points}, indent=1)
+        text = json.dumps({"version": _VERSION, "identity": identity, **values}, indent=1)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
@@ -167,6 +167,20 @@ class CalibrationStore:
         except OSError:
             return False
         return True
+
+    def load(self, fingerprint: bytes, settings: Mapping[str, Any]) -> CostTable | None:
+        """The table of costs that was saved for this, if there is one."""
+        saved = self.read(fingerprint, settings)
+        if saved is None:
+            return None
+        try:
+            return CostTable({int(b): {int(n): float(s) for n, s in row.items()} for b, row in saved["points"].items()})
+        except (ValueError, TypeError, KeyError, AttributeError, InputError):
+            return None
+
+    def save(self, fingerprint: bytes, settings: Mapping[str, Any], table: CostTable) -> bool:
+        """Write a table of costs; see `write`."""
+        return self.write(fingerprint, settings, {"points": table.points})
 
     def _path(self, identity: str) -> Path:
         return self._folder / f"{blake2b(identity.encode(), digest_size=12).hexdigest()}.json"

@@ -38,6 +38,7 @@ class _Library:
 
     def __init__(self) -> None:
         try:
+            from llama_cpp import __version__
             from llama_cpp import llama_cpp as bindings
         except ImportError as error:
             raise MissingDependencyError("the llama.cpp backend needs llama-cpp-python", extra="llamacpp") from error
@@ -53,6 +54,7 @@ class _Library:
         self._log = bindings.llama_log_callback(log)
         bindings.llama_log_set(self._log, ctypes.c_void_p(0))
         bindings.llama_backend_init()
+        self.version = f"llama-cpp-python {__version__}, {bindings.llama_print_system_info().decode().strip(' |')}"
 
 
 @functools.cache
@@ -169,6 +171,7 @@ class LlamaCppRuntime:
         special = {i: c.llama_vocab_get_text(vocab, i) for i in range(count) if c.llama_vocab_is_control(vocab, i)}
         controls = {text.decode("utf-8", "replace"): i for i, text in special.items() if text}
         names = {i: text for text, i in controls.items()}
+        self._padding = self._padded(count)
         metadata = self._metadata()
         template = c.llama_model_chat_template(model, None)
         description = ctypes.create_string_buffer(256)
@@ -193,6 +196,14 @@ class LlamaCppRuntime:
             rewinds=not (c.llama_model_is_recurrent(model) or c.llama_model_is_hybrid(model)),
             kv_bytes=self._kv_bytes(),
         )
+
+    def _padded(self, count: int) -> NDArray[np.int64]:
+        """Ids that only fill the matrix up to a round number: converters call them [PAD...]. Nothing may ever draw them."""
+        import numpy as np
+
+        c, vocab = self._c, self._vocab
+        unused = [i for i in range(count) if c.llama_vocab_get_attr(vocab, i) & c.LLAMA_TOKEN_ATTR_UNUSED]
+        return np.array([i for i in unused if c.llama_vocab_get_text(vocab, i).startswith(b"[PAD")], np.int64)
 
     def _kv_bytes(self) -> int:
         """Of one token, in 16-bit keys and values of every layer; an estimate where layers differ."""
@@ -296,7 +307,9 @@ class LlamaCppRuntime:
         pointer = self._c.llama_get_logits_ith(self._ctx, row)
         if not pointer:
             raise RuntimeError(f"llama.cpp has no logits for row {row}")
-        return np.ctypeslib.as_array(pointer, shape=(self.info.vocab,))
+        logits: NDArray[np.float32] = np.ctypeslib.as_array(pointer, shape=(self.info.vocab,))
+        logits[self._padding] = -np.inf
+        return logits
 
     def length(self, sequence: int) -> int:
         self._alive()
@@ -372,6 +385,7 @@ class LlamaCppRuntime:
             "flash_attention": attention,
             "width": self.width,
             "kv": "isolated" if self._isolated else "unified",
+            "library": library().version,
         }
 
     def _alive(self) -> None:

@@ -51,6 +51,13 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return any(test() for test in tests if test is not None)
 
 
+def library(device: torch.device) -> str:
+    """torch, its version, and what it chooses kernels by: the processor's instructions, or the graphics card."""
+    if device.type == "cuda":
+        return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+
+
 class Threads:
     """How many threads torch uses. It keeps that number per thread of ours: `use` before computing in a new one."""
 

@@ -11,7 +11,7 @@ import torch
 
 from cachespec.engine.runtimes.base import Interrupted, Span
 from cachespec.engine.runtimes.torch.attention import Piece
-from cachespec.engine.runtimes.torch.devices import Precision, Threads, fastest, pick_device, pick_precision
+from cachespec.engine.runtimes.torch.devices import Precision, Threads, fastest, library, pick_device, pick_precision
 from cachespec.engine.runtimes.torch.loading import Parts, load_parts
 from cachespec.engine.sampling import Sampling
 from cachespec.errors import OutOfPagesError
@@ -203,6 +203,7 @@ class TorchRuntime:
             "attention": self._step.kernel,
             "threads": self._threads.count if self._decoder.device.type == "cpu" else None,
             "width": self.width,
+            "library": library(self._decoder.device),
         }
 
     def _alive(self) -> None:
