@@ -20,7 +20,7 @@ from cachespec.parts_parse import Dialect
 from cachespec.request import Request, build_request
 from cachespec.tools_parse import parse_tools
 
-KEYWORDS: tuple[str, ...] = tuple(inspect.signature(build_request).parameters)
+KEYWORDS: tuple[str, ...] = tuple(name for name in inspect.signature(build_request).parameters if name != "memory")
 """The keyword arguments of `Client.stream`."""
 
 _Fields = dict[str, Any]

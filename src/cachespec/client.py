@@ -27,7 +27,7 @@ from cachespec.events import Completion
 from cachespec.ledger.base import Ledger
 from cachespec.messages import MessageInput, SystemInput, ToolInput
 from cachespec.middleware import Chain, Middleware
-from cachespec.request import Request, build_request
+from cachespec.request import Memory, Request, build_request
 from cachespec.rules import RetryRule
 from cachespec.session import Session
 from cachespec.stream import ResponseStream
@@ -105,6 +105,7 @@ class Client:
         self._retries: RetryRule = config.retries
         self._middleware, self._telemetry = Chain(middleware), Telemetry(hooks)
         self._clock = clock or SystemClock()
+        self._memory = Memory()
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._streams: set[ResponseStream] = set()
         self._started = False
@@ -238,6 +239,7 @@ class Client:
                 timeout=timeout,
                 cache=cache,
                 extra=extra,
+                memory=self._memory,
             )
         )
 
@@ -344,6 +346,7 @@ class Client:
             timeout=timeout,
             cache=cache,
             extra=extra,
+            memory=self._memory,
         )
         return self.plan_request(request).decision
 

@@ -36,11 +36,13 @@ from cachespec.errors import (
     UnsupportedParameterError,
 )
 from cachespec.ledger.base import Ledger, Limit
+from cachespec.messages import CacheMark, Message, TextPart, Tool
 from cachespec.policies.base import RoutingPolicy
 from cachespec.policies.budgets import Applied, applied
 from cachespec.policies.routing import stay
 from cachespec.prompt import Prompt, build_prompt
 from cachespec.quotes import quote, with_output
+from cachespec.recall import trace
 from cachespec.request import Request
 from cachespec.rules import BudgetRule, Rule
 
@@ -351,21 +353,23 @@ def _least(*values: int | None) -> int | None:
 def _caller_marks(request: Request, dialect: str | None) -> tuple[Mark, ...]:
     if dialect is None:
         return ()
-    found: list[Mark] = []
-    pieces = [(f"tools[{i}]", tool.mark) for i, tool in enumerate(request.tools)]
-    pieces += [(f"system[{i}]", part.mark) for i, part in enumerate(request.system)]
-    number = 0
     system = len(request.system)
-    for message in request.messages:
-        for j, part in enumerate(message.parts):
-            mark = getattr(part, "mark", None)
-            if message.role in ("system", "developer"):
-                pieces.append((f"system[{system}]", mark))
-                system += 1
-            else:
-                pieces.append((f"messages[{number}][{j}]", mark))
-        number += message.role not in ("system", "developer")
-    for name, mark in pieces:
-        if mark is not None and mark.dialect == dialect:
-            found.append(Mark(at=name, tokens=None, ttl=mark.fields.get("ttl")))
-    return tuple(found)
+    found = [(f"tools[{i}]", mark) for i, mark in trace(request.tools, _marked, 0)[1]]
+    found += [(f"system[{i}]", mark) for i, mark in trace(request.system, _marked, 0)[1]]
+    found += trace(request.messages, _marked_parts, (0, system), system)[1]
+    return tuple(Mark(at=name, tokens=None, ttl=mark.fields.get("ttl")) for name, mark in found if mark.dialect == dialect)
+
+
+def _marked(i: int, value: Tool | TextPart) -> tuple[int, tuple[tuple[int, CacheMark], ...]]:
+    """Where a mark of the caller stands, among tools or texts."""
+    return i + 1, () if value.mark is None else ((i, value.mark),)
+
+
+def _marked_parts(numbers: tuple[int, int], message: Message) -> tuple[tuple[int, int], list[tuple[str, CacheMark]]]:
+    """The caller's marks on the parts of a message, by the names of their segments."""
+    number, system = numbers
+    late = message.role in ("system", "developer")
+    names = (f"system[{system + j}]" if late else f"messages[{number}][{j}]" for j in range(len(message.parts)))
+    marks = [(name, getattr(part, "mark", None)) for name, part in zip(names, message.parts, strict=True)]
+    found = [(name, mark) for name, mark in marks if mark is not None]
+    return (number, system + len(message.parts)) if late else (number + 1, system), found

@@ -7,7 +7,7 @@ one dialect knows become `OpaquePart`, and anything else unknown is an `InputErr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from cachespec.built import own_message
@@ -23,6 +23,7 @@ from cachespec.parts_parse import (
     parse_tool_call,
     plain_parts,
 )
+from cachespec.recall import Recall
 
 ROLES: tuple[str, ...] = get_args(Role)
 SYSTEM_ROLES = ("system", "developer")
@@ -33,12 +34,13 @@ _MESSAGE_KEYS = ("role", "content", "name", "type", "tool_call_id", "is_error", 
 
 
 def parse_messages(
-    value: object, *, where: str = "messages", dialect: Dialect | None = None
+    value: object, *, where: str = "messages", dialect: Dialect | None = None, recall: Recall[Message] | None = None
 ) -> tuple[tuple[TextPart, ...], tuple[Message, ...]]:
     """Read a prompt or a list of messages: the leading system text, and the messages.
 
     Leading system and developer messages that hold nothing but text are hoisted; later ones stay where they are. `dialect`
-    says which vendor's body this is, where that is known; it decides for shapes that several dialects share.
+    says which vendor's body this is, where that is known; it decides for shapes that several dialects share. What `recall`
+    knows is not read again.
 
     Raises: `InputError` with the exact field, such as ``messages[2].content[0].text``.
     """
@@ -46,22 +48,27 @@ def parse_messages(
         return (), (Message(role="user", parts=(TextPart(text=check_name(value, where)),)),)
     if isinstance(value, Mapping | Message):
         raise InputError("must be a list of messages, not one message", field=where)
-    messages = [
-        _message(item, f"{where}[{i}]", dialect) for i, item in enumerate(check_list(value, where, wanted="a string or a list"))
-    ]
-    if not messages:
+    items = check_list(value, where, wanted="a string or a list")
+    if not items:
         raise InputError("is empty", field=where)
-    system: list[TextPart] = []
-    start = 0
-    for message in messages:
-        texts = [part for part in message.parts if isinstance(part, TextPart)]
-        if message.role not in SYSTEM_ROLES or message.name or message.extra or len(texts) < len(message.parts):
-            break
-        system += texts
-        start += 1
-    if start == len(messages):
+
+    def read(i: int) -> Message:
+        return _message(items[i], f"{where}[{i}]", dialect)
+
+    def leading(messages: Sequence[Message]) -> int:
+        for i, message in enumerate(messages):
+            plain = all(isinstance(part, TextPart) for part in message.parts)
+            if message.role not in SYSTEM_ROLES or message.name or message.extra or not plain:
+                return i
         raise InputError("holds nothing but system messages", field=where)
-    return tuple(system), tuple(messages[start:])
+
+    if recall is None:
+        messages = tuple(read(i) for i in range(len(items)))
+        start = leading(messages)
+        hoisted, turns = messages[:start], messages[start:]
+    else:
+        hoisted, turns = recall.read(items, read, leading, salt=dialect)
+    return tuple(part for message in hoisted for part in message.parts if isinstance(part, TextPart)), turns
 
 
 def parse_system(value: object, *, where: str = "system") -> tuple[TextPart, ...]:

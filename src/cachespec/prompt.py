@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -22,10 +22,13 @@ from cachespec.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from cachespec.recall import trace
 from cachespec.request import Request
 
 SegmentKind = Literal["params", "tools", "system", "turn"]
 _SYSTEM = ("system", "developer")
+_LATE: SegmentKind = "system"
+_TURN: SegmentKind = "turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,49 +76,79 @@ def build_prompt(request: Request) -> Prompt:
     What is hashed of a segment is framed by lengths: its name, whose it is, whether it is text, the content, and the fields
     beside it (a message's name, what only one dialect knows). So no text can pass for a part of another kind, and the order
     of keys counts, which a model reads too. Cache marks are left out: no model reads them.
+
+    Of tools, system and messages that a client remembers (`cachespec.recall`) only what is new is cut and hashed.
     """
-    chain = _Chain()
-    chain.add("params", "params", "params", _params(request))
-    for i, tool in enumerate(request.tools):
-        chain.add(f"tools[{i}]", "tools", f"{tool.dialect} tool", _tool_json(tool))
-    for i, said in enumerate(request.system):
-        chain.add(f"system[{i}]", "system", "system", said.text, said.extra)
-    images = number = 0
-    system = len(request.system)
-    for message in request.messages:
-        for j, part in enumerate(message.parts):
-            images += _count_images(part)
-            beside = _beside(message if j == 0 else None, part)
-            if message.role in _SYSTEM:
-                # Its name does not say where a message begins.
-                chain.add(f"system[{system}]", "system", f"{message.role} {j}", _content(part), beside)
-                system += 1
-            else:
-                chain.add(f"messages[{number}][{j}]", "turn", message.role, _content(part), beside)
-        if not message.parts:  # an answer that said nothing is read as well
-            chain.add(f"messages[{number}][0]", "turn", f"{message.role}, nothing", "", _beside(message, None))
-        number += message.role not in _SYSTEM
-    return Prompt(request, tuple(chain.segments), chain.size, images)
+    params, first = _added(_Link(), "params", "params", "params", _params(request))
+    tools, of_tools = trace(request.tools, _add_tool, params, params.digest)
+    system, of_system = trace(request.system, _add_system, tools, tools.digest)
+    end, of_messages = trace(request.messages, _add_message, system, system.digest)
+    return Prompt(request, (first, *of_tools, *of_system, *of_messages), end.size, end.images)
 
 
-class _Chain:
-    """Segments as they are added, each hashed with all before it."""
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """Where the chain is: the hash and size of all segments so far, the images in them, and the numbers of what comes next."""
 
-    def __init__(self) -> None:
-        self.segments: list[Segment] = []
-        self.size = 0
-        self._digest = b""
+    digest: bytes = b""
+    size: int = 0
+    images: int = 0
+    tool: int = 0
+    system: int = 0
+    message: int = 0
 
-    def add(self, name: str, kind: SegmentKind, whose: str, value: Any, beside: Any = None) -> None:
-        plain = isinstance(value, str)
-        content = (value if plain else _json(value)).encode("utf-8", "surrogatepass")
-        rest = b"" if beside is None else _json(beside).encode("utf-8", "surrogatepass")
-        head = f"{name}\n{whose}\n{'text' if plain else 'json'}".encode()
-        framed = b"%b%d:%b%d:%b%d:%b" % (self._digest, len(head), head, len(content), content, len(rest), rest)
-        self._digest = blake2b(framed, digest_size=16).digest()
-        size = len(content) + len(rest)
-        self.segments.append(Segment(name, kind, value, size, self._digest))
-        self.size += size
+
+def _added(
+    link: _Link,
+    name: str,
+    kind: SegmentKind,
+    whose: str,
+    value: Any,
+    beside: Any = None,
+    *,
+    images: int = 0,
+    tool: int = 0,
+    system: int = 0,
+) -> tuple[_Link, Segment]:
+    """The next segment and the chain after it; `images`, `tool` and `system` say what it adds to the counts."""
+    plain = isinstance(value, str)
+    content = (value if plain else _json(value)).encode("utf-8", "surrogatepass")
+    rest = b"" if beside is None else _json(beside).encode("utf-8", "surrogatepass")
+    head = f"{name}\n{whose}\n{'text' if plain else 'json'}".encode()
+    framed = b"%b%d:%b%d:%b%d:%b" % (link.digest, len(head), head, len(content), content, len(rest), rest)
+    digest = blake2b(framed, digest_size=16).digest()
+    size = len(content) + len(rest)
+    after = _Link(digest, link.size + size, link.images + images, link.tool + tool, link.system + system, link.message)
+    return after, Segment(name, kind, value, size, digest)
+
+
+def _add_tool(link: _Link, tool: Tool) -> tuple[_Link, tuple[Segment]]:
+    link, segment = _added(link, f"tools[{link.tool}]", "tools", f"{tool.dialect} tool", _tool_json(tool), tool=1)
+    return link, (segment,)
+
+
+def _add_system(link: _Link, said: TextPart) -> tuple[_Link, tuple[Segment]]:
+    link, segment = _added(link, f"system[{link.system}]", "system", "system", said.text, said.extra, system=1)
+    return link, (segment,)
+
+
+def _add_message(link: _Link, message: Message) -> tuple[_Link, list[Segment]]:
+    late = message.role in _SYSTEM
+    segments: list[Segment] = []
+    for j, part in enumerate(message.parts):
+        beside, images = _beside(message if j == 0 else None, part), _count_images(part)
+        if late:
+            # Its name does not say where a message begins.
+            name, kind, whose = f"system[{link.system}]", _LATE, f"{message.role} {j}"
+        else:
+            name, kind, whose = f"messages[{link.message}][{j}]", _TURN, message.role
+        link, segment = _added(link, name, kind, whose, _content(part), beside, images=images, system=late)
+        segments.append(segment)
+    if not message.parts:  # an answer that said nothing is read as well
+        name = f"messages[{link.message}][0]"
+        link, segment = _added(link, name, "turn", f"{message.role}, nothing", "", _beside(message, None))
+        segments.append(segment)
+    return (link if late else replace(link, message=link.message + 1)), segments
 
 
 def shared_segments(a: Prompt, b: Prompt) -> int:

@@ -32,6 +32,7 @@ from cachespec.choices import (
 from cachespec.errors import InputError
 from cachespec.messages import Message, MessageInput, SystemInput, TextPart, Tool, ToolInput
 from cachespec.messages_parse import parse_messages, parse_system
+from cachespec.recall import Recall
 from cachespec.tools_parse import parse_tools
 
 __all__ = ["CacheMode", "Reasoning", "Request", "ResponseFormat", "ToolChoice", "build_request"]
@@ -74,6 +75,18 @@ class Request:
     passthrough: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+class Memory:
+    """What a client remembers of the requests it read, so that equal tools, system prompts and histories are read once.
+
+    Some 100 MB at most. It changes how fast a request is read and decided, and nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.tools: Recall[Tool] = Recall(most_bytes=32_000_000, weight=12)
+        self.system: Recall[TextPart] = Recall(most_bytes=8_000_000, weight=2)
+        self.messages: Recall[Message] = Recall(most_bytes=64_000_000, weight=3)
+
+
 def build_request(
     prompt: str | Sequence[MessageInput] | None = None,
     *,
@@ -97,29 +110,33 @@ def build_request(
     timeout: float | str | None = None,
     cache: CacheMode = "auto",
     extra: Mapping[str, Mapping[str, Any]] | None = None,
+    memory: Memory | None = None,
 ) -> Request:
     """Validate what a user passes to `Client.stream` and freeze it.
 
     Exactly one of `prompt` (text, or messages) and `messages`. `timeout` is seconds or text such as ``"30s"``. Bounds are
-    those that every vendor shares; a model's own narrower ones are its backend's to tell.
+    those that every vendor shares; a model's own narrower ones are its backend's to tell. What `memory` knows is not read
+    again.
 
     Raises: `InputError` naming the field.
     """
     if (prompt is None) == (messages is None):
         raise InputError("give either a prompt or messages" + ("" if prompt is None else ", not both"), field="messages")
-    if prompt is None:
-        hoisted, turns = parse_messages(messages)
-    else:
-        hoisted, turns = parse_messages(prompt, where="messages" if isinstance(prompt, list | tuple) else "prompt")
-    parsed_tools = parse_tools(tools)
+    given = messages if prompt is None else prompt
+    where = "messages" if prompt is None or isinstance(prompt, list | tuple) else "prompt"
+    hoisted, turns = parse_messages(given, where=where, recall=None if memory is None else memory.messages)
+    parsed_tools = parse_tools(tools, recall=None if memory is None else memory.tools)
     choice = parse_tool_choice(tool_choice)
     check_tool_choice(choice, parsed_tools)
     if cache not in get_args(CacheMode):
         hint = nearest(cache, get_args(CacheMode)) if isinstance(cache, str) else ""
         raise InputError(f"must be one of {', '.join(get_args(CacheMode))}, not {cache!r}{hint}", field="cache")
+    texts = parse_system(system) + hoisted
+    if memory is not None:
+        texts = memory.system.known(texts, texts.__getitem__)
     return Request(
         messages=turns,
-        system=parse_system(system) + hoisted,
+        system=texts,
         tools=parsed_tools,
         tool_choice=choice,
         response_format=parse_response_format(response_format),

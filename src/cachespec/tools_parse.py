@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cachespec.built import own_tool
@@ -21,21 +21,39 @@ from cachespec.checks import (
 from cachespec.errors import InputError
 from cachespec.messages import Tool
 from cachespec.parts_parse import MARKS, Dialect, read_mark, read_rest
+from cachespec.recall import Recall
 
 _KEYS = ("type", "name", "description", "input_schema", "parameters", "function", "strict")
 _DATED = re.compile(r".*_20\d{6}|.*toolset")
 """Anthropic's own tools carry the date of their version in `type`, its MCP and browser toolsets the word."""
 
 
-def parse_tools(value: object, *, where: str = "tools", dialect: Dialect | None = None) -> tuple[Tool, ...]:
-    """Read a list of tools. Names are unique. Raises `InputError` with the exact field, such as ``tools[3].function.name``."""
+def parse_tools(
+    value: object, *, where: str = "tools", dialect: Dialect | None = None, recall: Recall[Tool] | None = None
+) -> tuple[Tool, ...]:
+    """Read a list of tools; what `recall` knows is not read again.
+
+    Names are unique. Raises `InputError` with the exact field, such as ``tools[3].function.name``.
+    """
     if value is None:
         return ()
-    tools = tuple(_tool(item, f"{where}[{i}]", dialect) for i, item in enumerate(check_list(value, where)))
-    seen: dict[str, int] = {}
-    for i, tool in enumerate(tools):
-        if tool.raw is None and seen.setdefault(tool.name, i) != i:
-            raise InputError(f"the tool {tool.name!r} is there already, as {where}[{seen[tool.name]}]", field=f"{where}[{i}]")
+    items = check_list(value, where)
+
+    def read(i: int) -> Tool:
+        return _tool(items[i], f"{where}[{i}]", dialect)
+
+    def unique(tools: Sequence[Tool]) -> int:
+        seen: dict[str, int] = {}
+        for i, tool in enumerate(tools):
+            if tool.raw is None and seen.setdefault(tool.name, i) != i:
+                field = f"{where}[{i}]"
+                raise InputError(f"the tool {tool.name!r} is there already, as {where}[{seen[tool.name]}]", field=field)
+        return 0
+
+    if recall is not None and items:
+        return recall.whole(items, lambda: recall.read(items, read, unique, salt=dialect)[1], salt=dialect)
+    tools = tuple(read(i) for i in range(len(items)))
+    unique(tools)
     return tools
 
 

@@ -9,7 +9,7 @@ results back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from cachespec.backends._json import dumps
 from cachespec.backends._profile import Profile
 from cachespec.messages import ImagePart, Message, OpaquePart, Tool, ToolResultPart
 from cachespec.prompt import Prompt
+from cachespec.recall import trace
 
 # Tokens that a vendor adds at most: once, around each piece of the prompt, each function, each tool that it knows itself
 # (their instructions), and for a picture at the finest detail (10,000 patches and more).
@@ -55,12 +56,10 @@ class Bounds:
 def bounds(prompt: Prompt, profile: Profile, found: Added) -> Bounds:
     """The bounds of a prompt sent to a server of this profile, with the fields that the request adds."""
     request, fields = prompt.request, found.fields
-    unknown: dict[str, None] = {}
-    images = prompt.images
-    for message in request.messages:
-        images += _look_at(message, unknown)
-    tools = sum(_of_tool(tool, i, unknown) for i, tool in enumerate(request.tools))
-    around = BASE + len(prompt.segments) * PER_SEGMENT + images * PER_IMAGE + tools
+    inside, named = trace(request.messages, _look_at, 0)
+    (_, tools), remote = trace(request.tools, _of_tool, (0, 0))
+    unknown: dict[str, None] = dict.fromkeys((*named, *remote))
+    around = BASE + len(prompt.segments) * PER_SEGMENT + (prompt.images + inside) * PER_IMAGE + tools
     for name, why in _FIELDS.items():
         if fields.get(name):
             unknown[f"{name}: {why}"] = None
@@ -73,9 +72,9 @@ def bounds(prompt: Prompt, profile: Profile, found: Added) -> Bounds:
     return Bounds(input=None if unknown else most, output=output, unknown=tuple(unknown))
 
 
-def _look_at(message: Message, unknown: dict[str, None]) -> int:
-    """How many pictures a message's vendor objects hold; what the message only names is noted."""
-    count = 0
+def _look_at(count: int, message: Message) -> tuple[int, Iterable[str]]:
+    """How many pictures vendors' own objects hold, this message's added; and what the message only names."""
+    unknown: dict[str, None] = {}
     for part in message.parts:
         if isinstance(part, OpaquePart):
             count += _images_in(part.raw, unknown)
@@ -84,16 +83,17 @@ def _look_at(message: Message, unknown: dict[str, None]) -> int:
                 unknown[_IMAGE] = None
     if message.extra and message.extra.get("audio"):
         unknown["sound is only named, not sent"] = None
-    return count
+    return count, unknown
 
 
-def _of_tool(tool: Tool, i: int, unknown: dict[str, None]) -> int:
+def _of_tool(before: tuple[int, int], tool: Tool) -> tuple[tuple[int, int], tuple[str, ...]]:
+    """How many tools and what vendors add for them, this one added; and whether it has no bound."""
+    i, tokens = before
     if tool.raw is None:
-        return PER_TOOL
+        return (i + 1, tokens + PER_TOOL), ()
     kind = str(tool.raw.get("type", ""))
-    if kind not in _OWN_TOOLS and not kind.startswith(_OWN_HANDS):
-        unknown[f"tools[{i}]: {kind} runs at the vendor"] = None
-    return PER_OWN_TOOL
+    ours = kind in _OWN_TOOLS or kind.startswith(_OWN_HANDS)
+    return (i + 1, tokens + PER_OWN_TOOL), () if ours else (f"tools[{i}]: {kind} runs at the vendor",)
 
 
 def _images_in(value: object, unknown: dict[str, None]) -> int:

@@ -8,17 +8,19 @@ contradict one on the last block. OpenAI: only the values; it writes at most 4, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from cachespec.backends._profile import Profile
+from cachespec.backends._profile import Api, Profile
 from cachespec.errors import InputError
-from cachespec.messages import CacheMark, OpaquePart, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from cachespec.messages import CacheMark, Message, OpaquePart, Part, ReasoningPart, TextPart, Tool, ToolCallPart, ToolResultPart
+from cachespec.recall import trace
 from cachespec.request import Request
 
 MARK: Mapping[str, str] = {"anthropic": "cache_control", "openai": "prompt_cache_breakpoint"}
 MOST = 4
 _KIND = {"anthropic": ("type", "ephemeral"), "openai": ("mode", "explicit")}
 _LIFETIMES: Mapping[str, tuple[str, ...]] = {"anthropic": ("1h", "5m"), "openai": ("12h", "30m")}
+_Markable = TypeVar("_Markable", Tool, TextPart)
 _Found: TypeAlias = tuple[str, Mapping[str, Any], object]
 """Where a mark is, its fields, and what it is on."""
 
@@ -28,7 +30,7 @@ def check_marks(request: Request, profile: Profile, top: Mapping[str, Any] | Non
     dialect = profile.marks
     if dialect is None:
         return
-    found = list(_marks(request, profile, MARK[dialect]))
+    found = list(wire_marks(request, profile.api, dialect))
     for at, fields, on in found:
         _check_values(f"{at}.{MARK[dialect]}", fields, dialect)
         if dialect == "anthropic":
@@ -79,25 +81,34 @@ def _check_place(field: str, on: object) -> None:
         raise InputError("not on an empty text", field=field)
 
 
-def _marks(request: Request, profile: Profile, key: str) -> Iterator[_Found]:
-    """Every mark that goes into the body, in wire order: tools, system, messages; what is inside a block before it."""
-    everywhere = profile.api == "messages"
-    for i, tool in enumerate(request.tools):
-        if tool.mark is not None and (everywhere or tool.raw is not None):
+def wire_marks(request: Request, api: Api, dialect: str) -> Iterator[_Found]:
+    """Every mark that goes into a body of `api`, in wire order: tools, system, messages; what is inside a block before it."""
+    everywhere, key = api == "messages", MARK[dialect]
+    for i, tool in trace(request.tools, _marked, 0)[1]:
+        if everywhere or tool.raw is not None:
             yield from _own(f"tools[{i}]", tool.mark, tool, key)
-    for i, part in enumerate(request.system):
-        if part.mark is not None:
-            yield from _own(f"system[{i}]", part.mark, part, key)
-    number, system = -1, len(request.system)
-    for message in request.messages:
-        late = message.role in ("system", "developer")
-        number += not late
-        for j, piece in enumerate(message.parts):
-            if isinstance(piece, TextPart) and piece.mark is None:
-                continue  # nearly everything
-            if everywhere or not isinstance(piece, ToolCallPart):
-                yield from _of_part(f"system[{system + j}]" if late else f"messages[{number}][{j}]", piece, key)
-        system += len(message.parts) if late else 0
+    for i, said in trace(request.system, _marked, 0)[1]:
+        yield from _own(f"system[{i}]", said.mark, said, key)
+    for at, part in trace(request.messages, _marked_parts, (0, len(request.system)), len(request.system))[1]:
+        if everywhere or not isinstance(part, ToolCallPart):
+            yield from _of_part(at, part, key)
+
+
+def _marked(i: int, value: _Markable) -> tuple[int, tuple[tuple[int, _Markable], ...]]:
+    """The tools or texts that have a mark, and where they stand."""
+    return i + 1, () if value.mark is None else ((i, value),)
+
+
+def _marked_parts(numbers: tuple[int, int], message: Message) -> tuple[tuple[int, int], list[tuple[str, Part]]]:
+    """The parts that have a mark on them or in them, by the names of their segments."""
+    number, system = numbers
+    late = message.role in ("system", "developer")
+    found = [
+        (f"system[{system + j}]" if late else f"messages[{number}][{j}]", part)
+        for j, part in enumerate(message.parts)
+        if any(True for key in MARK.values() for _ in _of_part("", part, key))
+    ]
+    return (number, system + len(message.parts)) if late else (number + 1, system), found
 
 
 def _of_part(at: str, part: Part, key: str) -> Iterator[_Found]:

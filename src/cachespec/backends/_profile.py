@@ -9,7 +9,8 @@ from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
 
 from cachespec.decision import Reason
-from cachespec.messages import ImagePart, OpaquePart, ToolResultPart
+from cachespec.messages import ImagePart, Message, OpaquePart, Tool, ToolResultPart
+from cachespec.recall import trace
 from cachespec.request import Request
 
 Api: TypeAlias = Literal["chat", "responses", "messages"]
@@ -116,29 +117,58 @@ def cannot(request: Request, profile: Profile) -> list[Reason]:
     capability: dict[str, None] = {}
     if request.tools and not profile.tools:
         capability["tools are not taken"] = None
-    for i, tool in enumerate(request.tools):
-        if tool.raw is not None and tool.dialect != profile.api:
-            capability[f"tools[{i}] is {tool.dialect}'s own tool"] = None
-    started = False
-    for message in request.messages:
-        system = message.role in ("system", "developer")
-        if system and started and not profile.late_system:
-            capability["a system message after the first other message is not taken"] = None
-        started = started or not system
-        for part in message.parts:
-            if isinstance(part, OpaquePart) and part.dialect != profile.api:
-                capability[f"{part.raw.get('type', 'item')} is {part.dialect}'s own part"] = None
-    if not profile.images and any(isinstance(p, ImagePart) for m in request.messages for p in m.parts):
+    for i, dialect in trace(request.tools, _own_tools, 0)[1]:
+        if dialect != profile.api:
+            capability[f"tools[{i}] is {dialect}'s own tool"] = None
+    special = trace(request.messages, _special, _Special())[0]
+    for what, owner in special.found:
+        if owner is None:
+            if not profile.late_system:
+                capability["a system message after the first other message is not taken"] = None
+        elif owner != profile.api:
+            capability[f"{what} is {owner}'s own part"] = None
+    if special.images and not profile.images:
         reasons.append(_parameter("images", "are not taken"))
-    if not profile.result_images and any(
-        isinstance(inner, ImagePart)
-        for message in request.messages
-        for part in message.parts
-        if isinstance(part, ToolResultPart)
-        for inner in part.content
-    ):
+    if special.result_images and not profile.result_images:
         reasons.append(_parameter("images", "are not taken in tool results"))
     return reasons + [Reason("capability", text) for text in capability]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Special:
+    """What of some messages not every server takes.
+
+    `found` has each once, in the order they came: a part's kind and the dialect whose own it is, or, without a dialect, a
+    system message that stands late.
+    """
+
+    started: bool = False
+    images: bool = False
+    result_images: bool = False
+    found: tuple[tuple[str, str | None], ...] = ()
+
+
+def _special(before: _Special, message: Message) -> tuple[_Special, tuple[()]]:
+    system = message.role in ("system", "developer")
+    images, result_images, found = before.images, before.result_images, before.found
+    if system and before.started:
+        found += (("system", None),)
+    for part in message.parts:
+        if isinstance(part, OpaquePart):
+            found += ((str(part.raw.get("type", "item")), part.dialect),)
+        images = images or isinstance(part, ImagePart)
+        if isinstance(part, ToolResultPart):
+            result_images = result_images or any(isinstance(inner, ImagePart) for inner in part.content)
+    started = before.started or not system
+    if (started, images, result_images, found) == (before.started, before.images, before.result_images, before.found):
+        return before, ()
+    found = tuple(dict.fromkeys(found))
+    return _Special(started=started, images=images, result_images=result_images, found=found), ()
+
+
+def _own_tools(i: int, tool: Tool) -> tuple[int, tuple[tuple[int, str | None], ...]]:
+    """Vendors' own tools: where they stand, and whose they are."""
+    return i + 1, () if tool.raw is None else ((i, tool.dialect),)
 
 
 def _parameter(name: str, why: str) -> Reason:
