@@ -156,18 +156,12 @@ def measure(directory: Path, threads: int, tokens: int, rounds: int) -> dict[str
             rival = times.get(f"transformers {precision}", times["transformers bfloat16"])
             row["speedup"] = statistics.median(rival) / middle
             row["speedup_of_best"] = min(rival) / min(taken)
-            row["bytes_read"] = read_bytes(runtime)
-            row["bandwidth_share"] = read_bytes(runtime) / middle / linear
+            row["bytes_read"] = runtime._decoder.token_reads
+            row["bandwidth_share"] = runtime._decoder.token_reads / middle / linear
             row["same_tokens"] = agreement(texts[name], texts.get(f"transformers {precision}"))
         rows.append(row)
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     return {"threads": threads, "tokens": tokens, "rounds": rounds, "linear_bandwidth": linear, **versions, "rows": rows}
-
-
-def read_bytes(runtime: TorchRuntime) -> int:
-    """Bytes of weights that decoding a token reads: all but the embedding, of which it reads one row."""
-    decoder = runtime._decoder
-    return decoder.nbytes - decoder.embed.nbytes
 
 
 def agreement(a: list[int], b: list[int] | None) -> int | None:

@@ -63,7 +63,7 @@ def test_int8_is_what_its_weights_say(kernel: bool) -> None:
     # Half a step of each output, its largest weight being 127 or a little less: the scale is rounded to bfloat16.
     assert ((weight.double() - decoded).abs() <= scales.double().unsqueeze(1) * 0.501 + 1e-9).all()
     assert (scales.double() * 127 >= weight.double().abs().amax(1) * (1 - 2**-8)).all()
-    form = linear.Int8(weight, bias, kernel=kernel)
+    form = linear.Int8(weight, bias, rows=4 if kernel else 0)
     assert form.nbytes == weight.numel() + 2 * 96
     for rows in WIDTHS:
         x = torch.randn(rows, 64).bfloat16()
@@ -77,7 +77,7 @@ def test_int8_is_what_its_weights_say(kernel: bool) -> None:
 def test_int8_of_nothing_is_nothing() -> None:
     weight = weights()
     weight[3] = 0
-    form = linear.Int8(weight, None, kernel=False)
+    form = linear.Int8(weight, None, rows=0)
     assert (form(torch.ones(2, 64).bfloat16())[:, 3] == 0).all()
 
 
@@ -101,14 +101,32 @@ def test_forms_fall_back_where_kernels_are_missing(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(linear, "_works", missing)
     weight, x = weights(), torch.randn(2, 64)
-    plain = linear.make_linear(weight, None, torch.float32, int8=False, device=CPU)
+    plain = linear.make_linear(weight, None, torch.float32, int8=None, device=CPU)
     assert isinstance(plain, linear.Plain)
     head = linear.make_head(weight, torch.bfloat16, CPU)
     assert isinstance(head, linear.Head)
     assert head(x.bfloat16()).dtype == torch.float32
     assert head.pad == 1
-    eight = linear.make_linear(weight, torch.zeros(96), torch.bfloat16, int8=True, device=CPU)
+    eight = linear.make_linear(weight, torch.zeros(96), torch.bfloat16, int8=linear.int8_rows(CPU, torch.bfloat16), device=CPU)
     assert torch.allclose(eight(x.bfloat16()).float(), x @ weight.t(), atol=0.1)
+
+
+def test_an_int8_kernel_serves_as_many_rows_as_it_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that moves with what is called: the kernel costs its rows, conversion always ten."""
+    now = price = 0.0
+
+    class Timed(linear.Int8):
+        def __call__(self, x: Tensor) -> Tensor:
+            nonlocal now
+            now += x.shape[0] * price if x.shape[0] <= self._rows else 10
+            return x
+
+    monkeypatch.setattr(linear, "Int8", Timed)
+    monkeypatch.setattr(linear, "perf_counter", lambda: now)
+    found = {}
+    for price in (0.1, 1.0, 4.0, 11.0):  # noqa: B007 - `Timed` reads it
+        found[price] = linear._faster_rows(CPU, torch.bfloat16, 8)
+    assert found == {0.1: 16, 1.0: 4, 4.0: 1, 11.0: 0}
 
 
 def test_a_kernel_that_fails_or_errs_does_not_work() -> None:

@@ -26,6 +26,7 @@ from cachespec.engine.runtimes.torch.step import Switch
 from cachespec.engine.sampling import Sampling
 
 _BATCH_LIMIT: Final = 32  # sequences in one graph
+_FLASH_GROWTH: Final = 4  # of a graph's reach: the kernel looks no farther than a sequence is long, so that few will do
 
 Forward = Callable[[Shape, Tensor], Tensor]
 Capture = Callable[[Shape, Tensor], Replay]
@@ -41,8 +42,10 @@ def flash_kernel(
     """`FlashKernel` as torch has it for CUDA."""
     from torch.nn.attention.varlen import varlen_attn
 
-    # A window of everything before and nothing behind: the library's way to say causal.
-    options: dict[str, Any] = {"scale": 1.0, "window_size": (-1, 0), "enable_gqa": True, "seqused_k": ends}
+    # A window of everything before and nothing behind is the library's way to say causal. One row sees everything anyway, and
+    # without a window the library reads keys once for all heads that share them, split over the whole GPU.
+    window = (-1, -1) if most_rows == 1 else (-1, 0)
+    options: dict[str, Any] = {"scale": 1.0, "window_size": window, "enable_gqa": True, "seqused_k": ends}
     found = varlen_attn(q, k, v, rows, firsts, most_rows, most_positions, **options)
     return found if isinstance(found, Tensor) else found[0]
 
@@ -142,19 +145,23 @@ class CudaStep:
         self._pieces = PieceAttention(decoder.config, slab, decoder.dtype, switch.check)
         self._spare = len(slab.lengths)
         self.graphs = None if capture is None else Graphs(capture(self.forward), decoder.device)
+        self._growth = 2 if flash is None else _FLASH_GROWTH
 
     def run(self, tokens: Sequence[int], pieces: Sequence[Piece], wanted: Sequence[int]) -> Tensor:
         self._check()
-        limit = min(len(self._slab.lengths), _BATCH_LIMIT)
-        shape = shape_of(pieces, batch_limit=limit, room=self._slab.cells.shape[3]) if self.graphs is not None else None
-        if self.graphs is not None and shape is not None:
-            logits = self.graphs.run(shape, numbers(shape, tokens, pieces, spare=self._spare))
-            return logits[rows_of(shape, pieces, wanted)]
+        if self.graphs is not None:
+            limit, room = min(len(self._slab.lengths), _BATCH_LIMIT), self._slab.cells.shape[3]
+            shape = shape_of(pieces, batch_limit=limit, room=room, growth=self._growth)
+            if shape is not None:
+                logits = self.graphs.run(shape, numbers(shape, tokens, pieces, spare=self._spare))
+                return _picked(logits, rows_of(shape, pieces, wanted))
         hidden = self._eager(tokens, pieces)
-        return self._decoder.logits(hidden[list(wanted)])
+        if not wanted:
+            return hidden.new_empty(0, self._decoder.words, dtype=torch.float32)
+        return self._decoder.logits(_picked(hidden, wanted))
 
     def draw(self, logits: Tensor, rows: Sequence[int], sampling: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
-        return draw_rows(logits[list(rows)], sampling, positions)
+        return draw_rows(_picked(logits, rows), sampling, positions)
 
     def forward(self, shape: Shape, inputs: Tensor) -> Tensor:
         """The pass that is captured: logits of all rows, from the numbers that `graphs.numbers` lays out."""
@@ -180,24 +187,20 @@ class CudaStep:
     def _eager(self, tokens: Sequence[int], pieces: Sequence[Piece]) -> Tensor:
         """A pass of any shape: prompts, and what no graph fits."""
         device, config = self._decoder.device, self._decoder.config
-        positions = torch.tensor([p for x in pieces for p in range(x.start, x.start + x.count)], device=device)
+        layout = _layout(pieces, device)
         attend: Attend
         if self._flash is None:
             self._pieces.begin(pieces, len(tokens))
             attend = self._pieces
         else:
-            layout = Layout(
-                rows=torch.tensor([*(x.row for x in pieces), len(tokens)], device=device),
-                slots=torch.tensor([x.slot for x in pieces], device=device),
-                ends=torch.tensor([x.start + x.count for x in pieces], device=device),
-                slot_of=torch.tensor([x.slot for x in pieces for _ in range(x.count)], device=device),
-                positions=positions,
-                most_rows=max(x.count for x in pieces),
-                reach=max(x.start + x.count for x in pieces),
-            )
             attend = FlashAttention(config, self._slab, layout, self._flash)
-        turns = rotations(self._table, positions, config)
+        turns = rotations(self._table, layout.positions, config)
         return self._decoder.hidden(torch.tensor(list(tokens), device=device), turns, attend, self._check)
+
+
+def _picked(table: Tensor, rows: Sequence[int]) -> Tensor:
+    """These rows, without a copy when they are all: a list of indices is a transfer to the GPU, and waits for it."""
+    return table if list(rows) == list(range(len(table))) else table[list(rows)]
 
 
 def _never() -> None:
@@ -208,32 +211,46 @@ def working_flash(config: ModelConfig, slab: Slab, kernel: FlashKernel = flash_k
     """`kernel`, if it runs here and agrees with plain attention on small sequences of this model's shape; else None."""
     if slab.dtype not in (torch.float16, torch.bfloat16):
         return None
-    small = Slab(config, sequences=3, context=64, dtype=slab.dtype, device=slab.cells.device)
-    small.cells.normal_(generator=torch.Generator(small.cells.device).manual_seed(0))
-    pieces = [Piece(2, 0, 1, 40), Piece(0, 1, 5, 0), Piece(1, 6, 3, 17)]
-    positions = [p for x in pieces for p in range(x.start, x.start + x.count)]
-    device = small.cells.device
-    heads = torch.randn(len(positions), config.packed_heads, config.head_dim, device=device)
-    heads[:, : config.heads] *= config.head_dim**-0.5
-    layout = Layout(
-        rows=torch.tensor([0, 1, 6, 9], device=device),
-        slots=torch.tensor([x.slot for x in pieces], device=device),
-        ends=torch.tensor([x.start + x.count for x in pieces], device=device),
-        slot_of=torch.tensor([x.slot for x in pieces for _ in range(x.count)], device=device),
-        positions=torch.tensor(positions, device=device),
-        most_rows=5,
-        reach=64,
-    )
-    plain = PieceAttention(config, small, slab.dtype, _never)
-    plain.begin(pieces, len(positions))
+    ragged = [Piece(2, 0, 1, 40), Piece(0, 1, 5, 0), Piece(1, 6, 3, 17)]
+    single = [Piece(1, 0, 1, 29), Piece(2, 1, 1, 0), Piece(0, 2, 1, 63)]  # kernels for one row each are others
     try:
-        found = FlashAttention(config, small, layout, kernel)(0, heads)
-        expected = plain(0, heads)
-        return kernel if torch.allclose(found.float(), expected.float(), atol=2e-2, rtol=2e-2) else None
+        return kernel if all(_agrees(config, slab, kernel, pieces) for pieces in (ragged, single)) else None
     except (RuntimeError, NotImplementedError, TypeError, ValueError, ImportError):
         return None
 
 
+def _agrees(config: ModelConfig, slab: Slab, kernel: FlashKernel, pieces: Sequence[Piece]) -> bool:
+    device = slab.cells.device
+    dice = torch.Generator(device).manual_seed(0)
+    small = Slab(config, sequences=3, context=64, dtype=slab.dtype, device=device)
+    small.cells.normal_(generator=dice)
+    layout = _layout(pieces, device)
+    heads = torch.randn(len(layout.positions), config.packed_heads, config.head_dim, device=device, generator=dice)
+    heads[:, : config.heads] *= config.head_dim**-0.5
+    plain = PieceAttention(config, small, slab.dtype, _never)
+    plain.begin(pieces, len(heads))
+    found = FlashAttention(config, small, layout, kernel)(0, heads)
+    return torch.allclose(found.float(), plain(0, heads).float(), atol=2e-2, rtol=2e-2)
+
+
+def _layout(pieces: Sequence[Piece], device: torch.device) -> Layout:
+    """That of an eager pass."""
+    total = sum(x.count for x in pieces)
+    return Layout(
+        rows=torch.tensor([*(x.row for x in pieces), total], device=device),
+        slots=torch.tensor([x.slot for x in pieces], device=device),
+        ends=torch.tensor([x.start + x.count for x in pieces], device=device),
+        slot_of=torch.tensor([x.slot for x in pieces for _ in range(x.count)], device=device),
+        positions=torch.tensor([p for x in pieces for p in range(x.start, x.start + x.count)], device=device),
+        most_rows=max(x.count for x in pieces),
+        reach=max(x.start + x.count for x in pieces),
+    )
+
+
 def make_step(decoder: Decoder, slab: Slab, table: Tensor, switch: Switch) -> CudaStep:
     """The fastest way this GPU has."""
-    return CudaStep(decoder, slab, table, switch, flash=working_flash(decoder.config, slab), capture=CudaCapture)
+
+    def capture(forward: Forward) -> Capture:
+        return CudaCapture(forward, decoder.device)
+
+    return CudaStep(decoder, slab, table, switch, flash=working_flash(decoder.config, slab), capture=capture)

@@ -19,7 +19,7 @@ _PRECISIONS: Final = ("auto", "float32", "bfloat16", "int8")
 def pick_device(name: str) -> torch.device:
     """``auto``: a CUDA device where there is one, else the CPU. Raises ConfigError for what is not there."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -28,6 +28,8 @@ def pick_device(name: str) -> torch.device:
         raise ConfigError(f"{name!r} is not supported, only cpu and cuda are", key="device")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"there is no {name}: torch sees {torch.cuda.device_count()} CUDA devices", key="device")
+    if name == "cuda":  # another thread's current device may be another one
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

@@ -20,6 +20,7 @@ WIDTHS: Final = (1, 2, 4, 8, 16)
 """Tokens of each sequence: one for decoding, more for verifying drafts."""
 
 _FIRST_BUCKET: Final = 512
+_GROWTH: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,10 @@ class Shape:
         return 2 * self.rows + 2 * self.batch
 
 
-def shape_of(pieces: Sequence[Piece], *, batch_limit: int, room: int) -> Shape | None:
+def shape_of(pieces: Sequence[Piece], *, batch_limit: int, room: int, growth: int = _GROWTH) -> Shape | None:
     """The smallest shape that holds these pieces; None when there is none, as for a chunk of a prompt.
 
-    `room`: positions a slot has, those for padding included.
+    `room`: positions a slot has, those for padding included. `growth`: each reach is so many times the one before.
     """
     widest = max(piece.count for piece in pieces)
     if widest > WIDTHS[-1] or len(pieces) > batch_limit:
@@ -51,7 +52,7 @@ def shape_of(pieces: Sequence[Piece], *, batch_limit: int, room: int) -> Shape |
     width = next(w for w in WIDTHS if w >= widest)
     reach = _FIRST_BUCKET
     while reach < max(piece.start for piece in pieces) + width:
-        reach *= 2
+        reach *= growth
     batch = min(_power_above(len(pieces)), batch_limit)
     return Shape(batch, width, min(reach, room))
 
@@ -125,23 +126,35 @@ class Graphs:
 
 
 class CudaCapture:
-    """Captures a pass as a CUDA graph. All graphs share one pool of memory, since they never run at the same time."""
+    """Captures passes as CUDA graphs. All share one pool of memory, since they never run at the same time.
 
-    def __init__(self, forward: Callable[[Shape, Tensor], Tensor]) -> None:
-        self._forward = forward
+    What they return lies outside of it, in one tensor for each number of rows: logits of many rows are the largest thing that
+    a pass makes, and each graph would keep its own.
+    """
+
+    def __init__(self, forward: Callable[[Shape, Tensor], Tensor], device: torch.device) -> None:
+        self._forward, self._device = forward, device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._logits: dict[int, Tensor] = {}
 
     def __call__(self, shape: Shape, inputs: Tensor) -> Replay:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # lazy set-up of libraries must not fall into the capture
-            for _ in range(2):
-                self._forward(shape, inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(shape, inputs)
-        return _CudaReplay(graph, inputs, logits)
+        with torch.cuda.device(self._device):
+            here = torch.cuda.current_stream()
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):  # lazy set-up of libraries must not fall into the capture
+                for _ in range(2):
+                    logits = self._forward(shape, inputs)
+            here.wait_stream(self._stream)
+            out = self._logits.get(shape.rows)
+            if out is None:
+                out = self._logits[shape.rows] = torch.empty_like(logits)
+            del logits
+            graph = torch.cuda.CUDAGraph()
+            # What other threads do on a GPU meanwhile is their own affair.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                out.copy_(self._forward(shape, inputs))
+        return _CudaReplay(graph, inputs, out)
 
 
 class _CudaReplay:

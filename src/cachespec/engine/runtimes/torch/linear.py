@@ -10,6 +10,7 @@ Packed kernels are slower for one or two rows than for three or four. Callers pa
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Final, Protocol
 
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor
 PAD: Final = 4
 """Rows below this cost as much as this many, or more, with packed kernels: pad to it."""
 
-_INT8_ROWS: Final = 4  # up to here the int8 kernel beats multiplying with weights made bfloat16 for the call
+_INT8_ROWS: Final = 4  # on a CPU, up to here the int8 kernel beats multiplying with weights made bfloat16 for the call
+_INT8_TRIED: Final = (1, 4, 16)  # rows that are tried on a GPU, whose kernel has been a slow one in some versions of torch
 
 
 class Linear(Protocol):
@@ -73,14 +75,13 @@ class Packed:
 
 
 class Int8:
-    """int8 weights with a scale for each output, bfloat16 in and out."""
+    """int8 weights with a scale for each output, bfloat16 in and out. Up to `rows` are multiplied by the int8 kernel."""
 
     __slots__ = ("_bias", "_rows", "_scales", "_weight", "nbytes")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, kernel: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, rows: int) -> None:
         self._weight, self._scales = quantised(weight)
-        self._bias = bias
-        self._rows = _INT8_ROWS if kernel else 0
+        self._bias, self._rows = bias, rows
         self.nbytes = self._weight.nbytes + self._scales.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -94,6 +95,16 @@ class Int8:
         hidden.add_(self(x))
 
 
+class Output(Protocol):
+    """The output matrix: x [rows, inputs] of the model's dtype -> logits, float32. `pad`: fewer rows than this cost as much
+    as this many."""
+
+    nbytes: int
+    pad: int
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
 class HalfHead:
     """The output matrix of a CPU model with 16-bit weights: float16 in memory, multiplied in float32.
 
@@ -101,11 +112,10 @@ class HalfHead:
     float16 holds bfloat16 weights exactly between 6e-5 and 65504, and smaller ones to 3e-8.
     """
 
-    __slots__ = ("_packed", "_run", "nbytes")
-    pad = 1
+    __slots__ = ("_packed", "_run", "nbytes", "pad")
 
     def __init__(self, weight: Tensor) -> None:
-        self.nbytes = 2 * weight.numel()
+        self.nbytes, self.pad = 2 * weight.numel(), 1
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
         self._run = torch.ops.quantized.linear_dynamic_fp16.default
 
@@ -113,8 +123,20 @@ class HalfHead:
         return self._run(x.float(), self._packed)  # type: ignore[no-any-return]
 
 
+class WideHead:
+    """The output matrix of a GPU model with 16-bit weights: the sums, which are float32, are not rounded."""
+
+    __slots__ = ("_transposed", "nbytes", "pad")
+
+    def __init__(self, weight: Tensor) -> None:
+        self._transposed, self.nbytes, self.pad = weight.t(), weight.nbytes, 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.mm(x, self._transposed, out_dtype=torch.float32)
+
+
 class Head:
-    """The output matrix with any `Linear`; logits in float32. `pad`: fewer rows than this cost as much as this many."""
+    """The output matrix with any `Linear`."""
 
     __slots__ = ("_linear", "nbytes", "pad")
 
@@ -138,21 +160,50 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
     return whole.contiguous(), scales.view(-1)
 
 
-def make_linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, int8: bool, device: torch.device) -> Linear:
-    """The fastest form of these weights, tried once on a small input before it is relied on."""
+def make_linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, int8: int | None, device: torch.device) -> Linear:
+    """The fastest form of these weights, tried once on a small input before it is relied on. `int8`: see `int8_rows`."""
     bias = None if bias is None else bias.to(device=device, dtype=dtype)
-    if int8:
-        moved = weight.to(device)
-        return Int8(moved, bias, kernel=_int8_kernel_works(device, dtype))
+    if int8 is not None:
+        return Int8(weight.to(device), bias, rows=int8)
     weight = weight.to(device=device, dtype=dtype)
     return Packed(weight, bias) if packs(dtype, device) else Plain(weight, bias)
 
 
-def make_head(weight: Tensor, dtype: torch.dtype, device: torch.device) -> Head | HalfHead:
+def make_head(weight: Tensor, dtype: torch.dtype, device: torch.device) -> Output:
     """The output matrix; 16 bits also in an int8 model, where it is what rounding hurts most."""
-    if device.type == "cpu" and dtype == torch.bfloat16 and _half_works():
+    if dtype == torch.bfloat16 and device.type == "cpu" and _half_works():
         return HalfHead(weight)
-    return Head(make_linear(weight, None, dtype, int8=False, device=device))
+    if dtype == torch.bfloat16 and device.type == "cuda" and _wide_works(device):
+        return WideHead(weight.to(device=device, dtype=dtype))
+    return Head(make_linear(weight, None, dtype, int8=None, device=device))
+
+
+def int8_rows(device: torch.device, dtype: torch.dtype) -> int:
+    """Up to how many rows the int8 kernel is the faster way; 0 where there is none."""
+    if not _int8_kernel_works(device, dtype):
+        return 0
+    return _INT8_ROWS if device.type == "cpu" else _faster_rows(device, dtype)
+
+
+def _faster_rows(device: torch.device, dtype: torch.dtype, size: int = 4096) -> int:
+    """Of those tried, the most rows up to which the int8 kernel is measured to be faster than converted weights."""
+
+    def seconds(rows: int, form: Int8) -> float:
+        x, best = torch.ones(rows, size, device=device, dtype=dtype), float("inf")
+        for _ in range(5):
+            begin = perf_counter()
+            form(x)[0, 0].item()  # waits for the result
+            best = min(best, perf_counter() - begin)
+        return best
+
+    weight = torch.ones(size, size, device=device)
+    kernel, converted = Int8(weight, None, rows=max(_INT8_TRIED)), Int8(weight, None, rows=0)
+    found = 0
+    for rows in _INT8_TRIED:
+        if seconds(rows, kernel) >= seconds(rows, converted):
+            break
+        found = rows
+    return found
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> bool:
@@ -164,6 +215,11 @@ def packs(dtype: torch.dtype, device: torch.device) -> bool:
 
 def _half_works() -> bool:
     return _works(lambda: HalfHead(torch.ones(16, 16))(torch.ones(1, 16)))
+
+
+def _wide_works(device: torch.device) -> bool:
+    ones = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    return _works(lambda: WideHead(ones)(ones))
 
 
 def _int8_kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
@@ -178,5 +234,5 @@ def _works(attempt: object) -> bool:
         with torch.inference_mode():
             y = attempt()  # type: ignore[operator]
             return bool((y == y.shape[-1]).all())
-    except (RuntimeError, NotImplementedError, AttributeError):
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError):
         return False

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from cachespec.engine.runtimes.torch.checkpoint import Checkpoint
-from cachespec.engine.runtimes.torch.linear import PAD, HalfHead, Head, Linear, make_head, make_linear, packs
+from cachespec.engine.runtimes.torch.linear import PAD, Linear, Output, int8_rows, make_head, make_linear, packs
 from cachespec.engine.runtimes.torch.norm import FusedNorm, HeadNorm, LengthNorm, Norm
 from cachespec.engine.runtimes.torch.rope import interleaved
 from cachespec.errors import ConfigError
@@ -55,7 +55,8 @@ class Decoder:
         words: token ids that logits are computed for; rows of the output matrix that only pad it are left out, so that
             no token without a text is ever drawn.
         pad: fewer tokens than this take as long as this many.
-        parameters, nbytes: of all weights. digest: tells these weights from others, by a sample of each.
+        parameters, nbytes: of all weights. token_reads: bytes of those that decoding a token reads.
+        digest: tells these weights from others, by a sample of each.
     """
 
     def __init__(
@@ -77,18 +78,21 @@ class Decoder:
         embed = self._read(checkpoint, "embed", (config.vocab, config.hidden))
         head = embed if config.tied else self._read(checkpoint, "head", (config.vocab, config.hidden))
         self.embed = embed.to(device=device, dtype=dtype)
-        self.head: Head | HalfHead = make_head(head[:words], dtype, device)
+        shared = config.tied and device.type != "cpu"  # a CPU keeps them in different forms
+        self.head: Output = make_head((self.embed if shared else head)[:words], dtype, device)
         del embed, head
+        rows = int8_rows(device, dtype) if int8 else None
         self.norm = self._norm(checkpoint, "norm")
         self.blocks: list[Block] = []
         for i in range(config.layers):
             report((i + 1) / (config.layers + 1))
-            self.blocks.append(self._block(checkpoint, i, int8))
+            self.blocks.append(self._block(checkpoint, i, rows))
         matrices = [m for b in self.blocks for m in (b.qkv, b.o, b.gate_up, b.down)]
-        self.nbytes = self.embed.nbytes + self.head.nbytes + sum(m.nbytes for m in matrices)
+        self.token_reads = self.head.nbytes + sum(m.nbytes for m in matrices)
+        self.nbytes = self.token_reads + (0 if shared else self.embed.nbytes)
         self.digest = self._hash.hexdigest()
 
-    def _block(self, checkpoint: Checkpoint, i: int, int8: bool) -> Block:
+    def _block(self, checkpoint: Checkpoint, i: int, int8: int | None) -> Block:
         c = self.config
         order = interleaved(c.head_dim)
         sizes = {
@@ -139,7 +143,7 @@ class Decoder:
             raise ConfigError(f"{checkpoint.path}: {name} is {list(found.shape)}, not {list(shape)}", key="model")
         self.parameters += found.numel()
         flat = found.reshape(-1)
-        self._hash.update(flat[:: max(1, len(flat) // _SAMPLE)].float().numpy().tobytes())
+        self._hash.update(flat[:: max(1, len(flat) // _SAMPLE)].float().cpu().numpy().tobytes())
         return found
 
     def hidden(self, tokens: Tensor, turns: Tensor, attend: Attend, stopped: Callable[[], None]) -> Tensor:
