@@ -1,0 +1,1 @@
+"""Recorded traffic through the live caching policies against simulated vendors: what each policy would have cost."""
