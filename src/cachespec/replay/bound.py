@@ -1,0 +1,154 @@
+"""What no policy can beat: each block's best choice, knowing when it comes again.
+
+Blocks are relaxed to be cached one by one. At each of its requests a block that is still cached pays a read, and may then go
+on with any lifetime: a deeper mark can keep the whole prefix before it for longer than was paid for it. Else it pays the plain
+price, or a write. That leaves out that marks are few, that lifetimes do not increase along a prompt, that only a prefix can
+be written, and that an entry is not readable at once; all of these only cost more. Two things are kept, since they bind every
+policy: a block is read only up to a place that an earlier request could have marked, and tokens outside whole blocks never.
+
+With keep-alives a cached block may also outlive its lifetime at the price of a read each time, and a dead one may be written
+between two requests.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from cachespec.caching import CacheTerms
+from cachespec.replay.places import Places
+from cachespec.replay.traces import Run, Session, Trace, TraceRequest
+
+Costs: TypeAlias = tuple[float, ...]
+"""The least cost of a token so far, by how it is held after its last request: not at all, or with each lifetime."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Lower bounds of the cost relative to no caching, without and with keep-alives."""
+
+    without_pings: float
+    with_pings: float
+
+
+def bounds(trace: Trace, terms: CacheTerms, progress: Callable[[int], None] | None = None) -> Bounds:
+    """The bounds for a trace under a vendor's terms. `progress` is told the number of requests done."""
+    without = pinged = 0.0
+    done = 0
+    for session in trace.sessions:
+        blocks = _Blocks(terms=terms)
+        for request, readable in _reach(session, trace):
+            outside = request.input_tokens - request.block_count * trace.block_size
+            without, pinged = without + outside, pinged + outside
+            for run, can_read in _cut(request.blocks, readable):
+                blocks.ask(run, request.t, can_read)
+        for count, costs, with_pings in blocks.done():
+            without += count * trace.block_size * costs
+            pinged += count * trace.block_size * with_pings
+        done += len(session.requests)
+        if progress is not None:
+            progress(done)
+    total = trace.input_tokens
+    return Bounds(without_pings=without / total, with_pings=pinged / total) if total else Bounds(without_pings=1, with_pings=1)
+
+
+def _reach(session: Session, trace: Trace) -> Iterator[tuple[TraceRequest, int]]:
+    """Each request, and how many of its blocks lie before a place that an earlier request could have marked."""
+    places = Places(block_size=trace.block_size, any_block=trace.any_block, offset=0, base=0.0)
+    could: set[int] = set()
+    for request in session.requests:
+        asked = places.of(request, request.t, {})
+        yield request, next((place.blocks for place in reversed(asked.path) if place.key in could), 0)
+        could.update(place.key for place in asked.legal if place.blocks)
+
+
+def _cut(blocks: tuple[Run, ...], at: int) -> Iterator[tuple[Run, bool]]:
+    """The runs, cut after `at` blocks: which may be read, and which not."""
+    for first, count in blocks:
+        inside = max(0, min(count, at))
+        at -= count
+        if inside:
+            yield (first, inside), True
+        if inside < count:
+            yield (first + inside, count - inside), False
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Blocks that came in the same requests so far: up to (not with) `end`, last at `t`."""
+
+    end: int
+    t: float
+    without: Costs
+    pinged: Costs
+
+    def tail(self, at: int) -> _Piece:
+        """Split: this one ends at `at`; what it loses is returned."""
+        rest = _Piece(self.end, self.t, self.without, self.pinged)
+        self.end = at
+        return rest
+
+
+@dataclass(slots=True, kw_only=True)
+class _Blocks:
+    """All blocks of a session, in pieces by first id."""
+
+    terms: CacheTerms
+    starts: list[int] = field(default_factory=list)
+    pieces: dict[int, _Piece] = field(default_factory=dict)
+
+    def ask(self, run: Run, t: float, can_read: bool) -> None:
+        """The blocks of a run come in a request at time `t`."""
+        at, end = run[0], run[0] + run[1]
+        index = bisect_right(self.starts, at) - 1
+        if index >= 0 and self.starts[index] < at < self.pieces[self.starts[index]].end:
+            self._insert(index + 1, at, self.pieces[self.starts[index]].tail(at))
+        if index < 0 or self.starts[index] < at:
+            index += 1
+        while at < end:
+            start = self.starts[index] if index < len(self.starts) else end
+            if start > at:
+                new = self._first()
+                self._insert(index, at, _Piece(min(start, end), t, new, new))
+            else:
+                piece = self.pieces[at]
+                if piece.end > end:
+                    self._insert(index + 1, end, piece.tail(end))
+                gap = t - piece.t
+                piece.without = self._next(piece.without, gap, can_read, pings=False)
+                piece.pinged = self._next(piece.pinged, gap, can_read, pings=True)
+                piece.t = t
+            at = self.pieces[at].end
+            index += 1
+
+    def done(self) -> Iterator[tuple[int, float, float]]:
+        """Number of blocks, and least cost of one of their tokens without and with keep-alives."""
+        for start, piece in self.pieces.items():
+            yield piece.end - start, min(piece.without), min(piece.pinged)
+
+    def _insert(self, index: int, start: int, piece: _Piece) -> None:
+        self.starts.insert(index, start)
+        self.pieces[start] = piece
+
+    def _first(self) -> Costs:
+        return (1.0, *(lifetime.write for lifetime in self.terms.lifetimes))
+
+    def _next(self, costs: Costs, gap: float, can_read: bool, *, pings: bool) -> Costs:
+        """The costs after one more request, `gap` seconds after the one before."""
+        terms, least = self.terms, min(costs)
+        held = math.inf
+        kept: list[float] = []
+        for cost, lifetime in zip(costs[1:], terms.lifetimes, strict=True):
+            if gap > lifetime.seconds:
+                cost += (math.ceil(gap / lifetime.seconds) - 1) * terms.read if pings else math.inf
+            held = min(held, cost)
+            kept.append(cost)
+        if not can_read:  # what is held may serve a later request, past this one
+            return (least + 1, *(min(k + 1, least + life.write) for k, life in zip(kept, terms.lifetimes, strict=True)))
+        read = held + terms.read
+        if pings:
+            read = min(read, least + min(lifetime.write for lifetime in terms.lifetimes) + terms.read)
+        return (min(least + 1, read), *(min(read, least + lifetime.write) for lifetime in terms.lifetimes))
