@@ -25,10 +25,11 @@ own, which stand for whatever was asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+from time import time as unix_time
 
 from cachespec.errors import InputError
 from cachespec.usage import WRITE_TTLS, Cost, Usage, exact
@@ -46,6 +47,9 @@ _NEUTRAL = frozenset({"default", "standard", "standard_only", "auto", "on_demand
 _CHEAPER = frozenset({"flex", "batch"})
 """Values of billing facts that are never dearer than the standard price."""
 
+_NO_FACTS: frozenset[tuple[str, str]] = frozenset()
+_FACTS_KEPT = 64  # sets of billing facts
+
 OVERRIDE = "override"
 """The source of prices that the configuration gives."""
 
@@ -56,10 +60,6 @@ def _at_size(tiers: Tiers, input_tokens: int) -> Decimal:
         if input_tokens > start:
             price = tier
     return price
-
-
-def _dearest(tiers: Tiers, input_tokens: int) -> Decimal:
-    return max(price for i, (start, price) in enumerate(tiers) if i == 0 or input_tokens > start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,32 @@ class PriceList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Dearest:
+    """The dearest prices that a list has for a token of input, one of output, and a request. None: it has none."""
+
+    input: Tiers | None
+    output: Tiers | None
+    request: Tiers | None
+
+    def of(self, input_tokens: int, output_tokens: int) -> Decimal:
+        """The price of a request in millionths of a USD, for prices that are there."""
+        amount = Decimal(0) if self.input is None else input_tokens * _at_size(self.input, input_tokens)
+        if output_tokens and self.output is not None:
+            amount += output_tokens * _at_size(self.output, input_tokens)
+        return amount if self.request is None else amount + _at_size(self.request, input_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _InForce:
+    """Prices from `since` until before `until` (Unix seconds): those that stand (`TokenRates._prices`), and the dearest."""
+
+    since: float
+    until: float
+    standing: tuple[Mapping[str, Tiers], frozenset[str], str | None]
+    dearest: tuple[_Dearest, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRates:
     """Prices per token. `lists` in order of precedence, the last one always valid; `variants` for tiers of the response."""
 
@@ -91,6 +117,8 @@ class TokenRates:
     variants: tuple[PriceList, ...] = ()
     silent_reads: bool = False
     """Reads that were not reported did not happen (see the module's footnote)."""
+    _now: dict[frozenset[tuple[str, str]], _InForce] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What holds now, by billing facts."""
 
     def cost(
         self,
@@ -101,7 +129,7 @@ class TokenRates:
         at: datetime | None = None,
     ) -> Cost:
         """See `Rates.cost`. `busy_s` plays no part in a price per token."""
-        prices, unpriced, day = self._prices(_utc(at), billing)
+        prices, unpriced, day = self._in_force(billing).standing if at is None else self._prices(_utc(at), billing)
         estimated = bool(unpriced)
         total = usage.input_tokens
         unknown = Cost(amount=None, estimated=False, source=self.source, price_date=day)
@@ -129,16 +157,45 @@ class TokenRates:
         at: datetime | None = None,
     ) -> Decimal | None:
         """See `Rates.worst`. Covers every time of day, and a dated change within a day."""
-        moment = _utc(at)
-        moments = [moment, moment + timedelta(days=1) if moment.date() < date.max else moment]
-        moments += [datetime.combine(moment.date(), p.hours[0], UTC) for p in self.lists if p.hours]
-        bounds: list[Decimal | None] = []
+        dearest = self._in_force(billing).dearest if at is None else self._dearest(_utc(at), billing)
+        if dearest is None or any(d.input is None or (output_tokens and d.output is None) for d in dearest):
+            return None
+        with exact():
+            return max(d.of(input_tokens, output_tokens) for d in dearest) / _MILLION
+
+    def _in_force(self, billing: Mapping[str, str] | None) -> _InForce:
+        """What holds now, worked out anew when the day ends, or the hours of a price begin or end."""
+        key = frozenset(_facts(billing).items()) if billing else _NO_FACTS
+        found, now = self._now.get(key), unix_time()
+        if found is None or not found.since <= now < found.until:
+            at = datetime.fromtimestamp(now, UTC)
+            since, until = self._around(at)
+            found = _InForce(since.timestamp(), until.timestamp(), self._prices(at, billing), self._dearest(at, billing))
+            if len(self._now) >= _FACTS_KEPT:
+                self._now.clear()
+            self._now[key] = found
+        return found
+
+    def _around(self, at: datetime) -> tuple[datetime, datetime]:
+        """From when to when the same prices hold as at this moment, looking no further than its day."""
+        edges = {time(), *(edge for prices in (*self.lists, *self.variants) for edge in prices.hours or ())}
+        since = max(edge for edge in edges if edge <= at.time())
+        until = min((edge for edge in edges if edge > at.time()), default=None)
+        tomorrow = datetime.combine(at.date(), time(), UTC) + timedelta(days=1)
+        return datetime.combine(at.date(), since, UTC), tomorrow if until is None else datetime.combine(at.date(), until, UTC)
+
+    def _dearest(self, at: datetime, billing: Mapping[str, str] | None) -> tuple[_Dearest, ...] | None:
+        """The dearest prices of each list that may hold for a request sent at this time; None where one is not known."""
+        moments = [at, at + timedelta(days=1) if at.date() < date.max else at]
+        moments += [datetime.combine(at.date(), p.hours[0], UTC) for p in self.lists if p.hours]
+        found: dict[_Dearest, None] = {}
         for asked in (None, billing) if billing else (None,):
             for when in moments:
                 prices, unpriced, _ = self._prices(when, asked)
-                known = self.source == OVERRIDE or unpriced <= _CHEAPER
-                bounds.append(_worst(prices, input_tokens, output_tokens) if known else None)
-        return None if None in bounds else max(b for b in bounds if b is not None)
+                if self.source != OVERRIDE and not unpriced <= _CHEAPER:
+                    return None
+                found[_dearest(prices)] = None
+        return tuple(found)
 
     def _prices(
         self, at: datetime, billing: Mapping[str, str] | None
@@ -202,18 +259,24 @@ def _write_price(prices: Mapping[str, Tiers], ttl: str) -> tuple[Tiers | None, b
     return (max(listed, key=lambda tiers: tiers[-1][1]) if listed else prices.get(INPUT)), True
 
 
-def _worst(prices: Mapping[str, Tiers], input_tokens: int, output_tokens: int) -> Decimal | None:
-    if INPUT not in prices or (output_tokens and OUTPUT not in prices):
-        return None
+def _dearest(prices: Mapping[str, Tiers]) -> _Dearest:
     inputs = [prices[name] for name in (INPUT, READ, WRITE, *WRITE_TTLS) if name in prices]
     outputs = [prices[name] for name in (OUTPUT, REASONING) if name in prices]
-    with exact():
-        amount = input_tokens * max(_dearest(t, input_tokens) for t in inputs)
-        if output_tokens:
-            amount += output_tokens * max(_dearest(t, input_tokens) for t in outputs)
-        if REQUEST in prices:
-            amount += _dearest(prices[REQUEST], input_tokens)
-        return amount / _MILLION
+    return _Dearest(
+        input=_rising(inputs) if INPUT in prices else None,
+        output=_rising(outputs) if OUTPUT in prices else None,
+        request=_rising([prices[REQUEST]]) if REQUEST in prices else None,
+    )
+
+
+def _rising(several: Sequence[Tiers]) -> Tiers:
+    """The dearest of these at any size up to the given one: a larger request never costs less than a smaller one may."""
+    price = max(tiers[0][1] for tiers in several)
+    rising = [(0, price)]
+    for start, tier in sorted(step for tiers in several for step in tiers[1:]):
+        price = max(price, tier)
+        rising.append((start, price))
+    return tuple(rising)
 
 
 def _utc(at: datetime | None) -> datetime:

@@ -16,7 +16,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Generic, TypeAlias, TypeVar, get_args
 
 from cachespec.messages import CacheMark, Message, Part, Tool
@@ -103,13 +102,7 @@ class Recall(Generic[T]):
         all values when some are new; it says how many leading ones are to be skipped, or raises. Sequences of different
         `salt` know nothing of each other. Whatever these raise leaves everything as it was.
         """
-        keys: list[Key] = []
-        for item in given:
-            key = _key(item)
-            if key is None:
-                break
-            keys.append(key)
-        ends = list(accumulate(map(_size, keys)))
+        keys, ends = _keys(given)
         run, count = self._longest(keys, ends, salt)
         if run is not None and count == len(given) and count > run.skip:
             items = run.items
@@ -245,18 +238,37 @@ def _size(key: Key) -> int:
     return len(key) if isinstance(key, bytes) else key[1] if key[0] is _TREE else len(key[1])
 
 
+def _keys(given: Sequence[object]) -> tuple[list[Key], list[int]]:
+    """The keys of items, as many as have one, and the size of all up to each."""
+    keys: list[Key] = []
+    ends: list[int] = []
+    end = 0
+    for item in given:
+        # Nearly all messages are these two; what they hold is not copied. The order of such keys means nothing to a reader.
+        if type(item) is dict and type(content := item.get("content")) is str and type(role := item.get("role")) is str:
+            if len(item) == 2:
+                keys.append((role, content))
+                end += len(content)
+                ends.append(end)
+                continue
+            if len(item) == 3 and type(call := item.get("tool_call_id")) is str:
+                keys.append((role, content, call))
+                end += len(content)
+                ends.append(end)
+                continue
+        key = _key(item)
+        if key is None:
+            break
+        keys.append(key)
+        end += _size(key)
+        ends.append(end)
+    return keys, ends
+
+
 def _key(item: object) -> Key | None:
     """Everything a reader can see of a dictionary, or of one of our own values; None where that cannot be told."""
     if type(item) is dict:
         content = item.get("content")
-        if type(content) is str:
-            role = item.get("role")
-            if type(role) is str:
-                if len(item) == 2:  # nearly everything, without a copy
-                    return role, content
-                call = item.get("tool_call_id")
-                if len(item) == 3 and type(call) is str:
-                    return role, content, call
         if type(content) is not list or _light(content):
             return exact_bytes(item)
     elif type(item) not in _OURS:
