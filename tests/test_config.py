@@ -525,8 +525,8 @@ def test_a_config_is_a_frozen_value() -> None:
         config.generation = 2  # type: ignore[misc]
 
 
-def test_a_caching_policy_of_ones_own_is_refused_not_ignored() -> None:
+def test_a_caching_policy_of_ones_own_must_be_one() -> None:
     text = GOOD.replace("[policies]", '[policies]\ncaching = { use = "cachespec.policies.routing:Cheapest" }')
-    with pytest.raises(ConfigError, match="no caching policy is asked yet") as caught:
-        parse_config(text, "app.toml")
+    with pytest.raises(ConfigError, match="is no caching policy: it lacks plan, sent, ended") as caught:
+        build(parse_config(text, "app.toml"), {"ANTHROPIC_API_KEY": "k", "OPENAI_API_KEY": "k"})
     assert caught.value.key == "policies.caching"

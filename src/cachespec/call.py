@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from time import perf_counter
 
+from cachespec.affinity import Sessions
 from cachespec.answers import parse_answer
 from cachespec.assembly import Assembly
 from cachespec.backends.base import Attempt, Backend
+from cachespec.cache_learning import Caching, Sent
 from cachespec.clock import Clock
 from cachespec.decide import Asked, Decider, Verdict, route_error
 from cachespec.decision import Decision, Offer
@@ -46,6 +48,7 @@ class _Open:
     offer: Offer
     reservation: str
     assembly: Assembly
+    sent: Sent | None = None
     attempt: Attempt | None = None
     since: float = field(default_factory=perf_counter)
 
@@ -60,18 +63,20 @@ class ClientCall:
         decider: Decider,
         backends: Mapping[str, Backend],
         ledger: Ledger,
+        caching: Caching,
         retries: RetryRule,
         telemetry: Telemetry,
         middleware: Chain,
         clock: Clock,
         timeout_s: float | None,
         start: Callable[[], Awaitable[None]],
-        remember: Callable[[str], None],
+        sessions: Sessions,
     ) -> None:
         self.timeout_s = timeout_s
         self._asked, self._decider, self._backends, self._ledger = asked, decider, backends, ledger
+        self._caching = caching
         self._retries, self._telemetry, self._middleware, self._clock = retries, telemetry, middleware, clock
-        self._ready, self._remember = start, remember
+        self._ready, self._sessions = start, sessions
         self._verdict: Verdict | None = None
         self._failures: list[Failure] = []
         self._failed: dict[str, CachespecError] = {}
@@ -92,11 +97,13 @@ class ClientCall:
         await self._ready()
         if not self._failures:
             await self._decider.refresh(self._asked)
+        now = self._clock.time()
+        self._asked = replace(self._asked, ask=replace(self._asked.ask, now=now))
         verdict = self._verdict = self._decider.decide(self._asked, failed=self._failed, choose=self._choose)
         decision = verdict.decision
         asked = self._asked.ask
         self._telemetry.tell(Decided(tenant=asked.tenant, session_id=asked.session_id, tags=asked.tags, decision=decision))
-        if decision.chosen is None or decision.plan is None:
+        if decision.chosen is None or decision.plan is None or verdict.planned is None:
             raise route_error(verdict)
         offer = decision.candidates[0]
         backend = self._backends[decision.chosen]
@@ -104,7 +111,9 @@ class ClientCall:
         reservation = await self._ledger.reserve(self._hold(offer, left_s))
         held = _Open(backend, offer, reservation, Assembly(provider=backend.provider, model=backend.model))
         self._open = held
+        held.sent = self._caching.sent(verdict.planned, self._clock.time())
         held.attempt = await backend.open(verdict.request, decision.plan, timeout=left_s)
+        self._caching.began(held.sent, self._clock.time())
         self._answered = held
         return held.attempt, held.assembly
 
@@ -172,7 +181,13 @@ class ClientCall:
         if held.assembly.usage is not None or isinstance(error, _MAYBE_BILLED if accepted else RequestTimeoutError):
             await self._book(held, "failed", ttft_ms=None, total_ms=(perf_counter() - held.since) * 1000)
         else:
+            self._learn(held, "error")
             await to_the_end(lambda: self._ledger.release(held.reservation))
+
+    def _learn(self, held: _Open, stop: str | None) -> None:
+        """What the vendor said of its cache, for the next request."""
+        if held.sent is not None:
+            self._caching.ended(held.sent, usage=held.assembly.usage, stop=stop, now=self._clock.time())
 
     async def pause(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
@@ -184,11 +199,14 @@ class ClientCall:
         # Also when it was left on its way, before the backend accepted: nobody can say whether it was worked on.
         await self._book(held, outcome, ttft_ms=ttft_ms, total_ms=total_ms)
         if outcome == "completed":
-            self._remember(held.backend.name)
+            self._sessions.remember(self._asked.request, backend=held.backend.name, model=held.backend.model)
+        await self._caching.save(self._ledger, self._clock.time())
 
     async def _book(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
         usage, cost = self._spent(held)
         self._cost = cost
+        finished = held.assembly.finished
+        self._learn(held, outcome if finished is None else finished.reason)
         ask, started = self._asked.ask, held.assembly.started
         request_id = None if started is None else started.request_id
         settlement = Settlement(

@@ -6,7 +6,6 @@ file. One client serves any number of tasks, on asyncio and trio.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,9 @@ from uuid import uuid4
 import anyio
 import anyio.lowlevel
 
+from cachespec.affinity import Sessions
 from cachespec.backends.base import Backend, Wire
+from cachespec.cache_learning import Caching
 from cachespec.call import ClientCall
 from cachespec.clock import Clock, SystemClock
 from cachespec.config import Config
@@ -24,6 +25,7 @@ from cachespec.decide import Asked, Decider, Settings, Verdict
 from cachespec.decision import Decision
 from cachespec.errors import ConfigError, StreamStateError
 from cachespec.events import Completion
+from cachespec.learned import Learned
 from cachespec.ledger.base import Ledger
 from cachespec.messages import MessageInput, SystemInput, ToolInput
 from cachespec.middleware import Chain, Middleware
@@ -35,9 +37,6 @@ from cachespec.telemetry import Hook, Telemetry
 
 if TYPE_CHECKING:
     from cachespec.registry import Wired
-
-SESSIONS_REMEMBERED = 10_000
-"""Sessions whose last backend is kept in mind; the longest unused one is forgotten first."""
 
 
 class Client:
@@ -101,12 +100,14 @@ class Client:
             if backend.name != name:
                 raise ConfigError(f"this backend calls itself {backend.name!r}; give both one name", key=f"backends.{name}")
         self.backends, self.ledger, self.config = wired.backends, wired.ledger, config
-        self._decider = Decider(self.backends, wired.routing, self.ledger, settings)
         self._retries: RetryRule = config.retries
         self._middleware, self._telemetry = Chain(middleware), Telemetry(hooks)
+        self._learned = Learned()
+        self._caching = Caching(wired.caching, self._telemetry, self._learned.tokens)
+        self._decider = Decider(self.backends, wired.routing, self.ledger, settings, self._caching.planner)
         self._clock = clock or SystemClock()
         self._memory = Memory()
-        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._sessions = Sessions()
         self._streams: set[ResponseStream] = set()
         self._started = False
         self._loop: anyio.lowlevel.EventLoopToken | None = None
@@ -162,6 +163,8 @@ class Client:
                         await backend.start()
                     except ConfigError as error:
                         raise self.config.place(error, ("backends", name)) from error
+                if self._plans_caches:
+                    await self._caching.restore(self.ledger, self._clock.time())
                 self._started = True
 
     async def aclose(self) -> None:
@@ -176,6 +179,8 @@ class Client:
         with anyio.CancelScope(shield=True):
             for stream in list(self._streams):
                 await stream.aclose()
+            if self._started and self._plans_caches:
+                await self._caching.save(self.ledger, self._clock.time(), at_once=True)
             parts: list[Backend | Ledger] = [*self.backends.values(), self.ledger]
             for part in parts:
                 try:
@@ -382,13 +387,14 @@ class Client:
             decider=self._decider,
             backends=self.backends,
             ledger=self.ledger,
+            caching=self._caching,
             retries=self._retries,
             telemetry=self._telemetry,
             middleware=self._middleware,
             clock=self._clock,
             timeout_s=asked.ask.timeout_s,
             start=self.start,
-            remember=lambda backend: self._remember(request.session_id, backend),
+            sessions=self._sessions,
         )
         return ResponseStream(call, opened=self._streams)
 
@@ -407,16 +413,19 @@ class Client:
 
     def _ask(self, request: Request) -> Asked:
         timeout = request.timeout if request.timeout is not None else self.config.timeout
-        previous = None if request.session_id is None else self._sessions.get(request.session_id)
-        return self._decider.ask(request, now=self._clock.time(), timeout_s=timeout, previous_backend=previous)
+        resumed = self._sessions.resume(request)
+        return self._decider.ask(
+            resumed.request,
+            now=self._clock.time(),
+            timeout_s=timeout,
+            previous_backend=resumed.previous_backend,
+            changed=resumed.changed,
+        )
 
-    def _remember(self, session_id: str | None, backend: str) -> None:
-        if session_id is None:
-            return
-        self._sessions[session_id] = backend
-        self._sessions.move_to_end(session_id)
-        while len(self._sessions) > SESSIONS_REMEMBERED:
-            self._sessions.popitem(last=False)
+    @property
+    def _plans_caches(self) -> bool:
+        """Whether any backend has a prompt cache to plan for: others need no store and no secret."""
+        return any(backend.capabilities.caching is not None for backend in self.backends.values())
 
 
 class Connection:

@@ -69,6 +69,7 @@ class Config:
     max_output_tokens: int | None = 4096
     on_unsupported: OnUnsupported = "error"
     routing: PluginSpec = PluginSpec(use="cheapest")
+    caching: PluginSpec | None = None
     acceptance: PluginSpec | None = None
     budgets: tuple[BudgetRule, ...] = ()
     rules: tuple[Rule, ...] = ()
@@ -127,10 +128,6 @@ class _Policies:
     budgets: tuple[BudgetRule, ...] = ()
     rules: tuple[Rule, ...] = ()
     retries: _Retries = _Retries()
-
-    def __post_init__(self) -> None:
-        if self.caching is not None:  # taking one and not asking it would be worse than refusing it
-            raise InputError("no caching policy is asked yet; marks of the caller pass through", field="caching")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +240,7 @@ def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | No
         max_output_tokens=client.max_output_tokens,
         on_unsupported=client.on_unsupported,
         routing=policies.routing,
+        caching=policies.caching,
         acceptance=policies.acceptance,
         budgets=policies.budgets,
         rules=policies.rules,

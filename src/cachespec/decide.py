@@ -13,14 +13,13 @@ from decimal import Decimal
 from time import perf_counter
 
 from cachespec.backends.base import Backend
+from cachespec.cache_plan import CachePlanner, Planned
 from cachespec.decision import (
     Ask,
     Belief,
     Decision,
     Latency,
-    Mark,
     Offer,
-    Plan,
     Quote,
     Reason,
     TokenEstimate,
@@ -36,13 +35,11 @@ from cachespec.errors import (
     UnsupportedParameterError,
 )
 from cachespec.ledger.base import Ledger, Limit
-from cachespec.messages import CacheMark, Message, TextPart, Tool
 from cachespec.policies.base import RoutingPolicy
 from cachespec.policies.budgets import Applied, applied
 from cachespec.policies.routing import stay
 from cachespec.prompt import Prompt, build_prompt
 from cachespec.quotes import quote, with_output
-from cachespec.recall import trace
 from cachespec.request import Request
 from cachespec.rules import BudgetRule, Rule
 
@@ -67,30 +64,46 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request made ready once: its alias, its candidates, its prompt, and the budgets it falls under."""
+    """A request made ready once: its alias, its candidates, its prompt, and the budgets it falls under.
+
+    `changed` says which parameters of its session, that are part of what is cached, it changes.
+    """
 
     request: Request
     prompt: Prompt
     ask: Ask
     candidates: tuple[str, ...]
     budgets: tuple[Applied, ...]
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A decision with the request as each backend will get it, and the typed error of each candidate that is out."""
+    """A decision with the request as each backend will get it, and the typed error of each candidate that is out.
+
+    `planned` is the plan with what it rests on; None when nobody was chosen.
+    """
 
     decision: Decision
     request: Request
     errors: Mapping[str, CachespecError]
     warnings: tuple[str, ...]
+    planned: Planned | None = None
 
 
 class Decider:
     """Decides for one configuration. Safe for any number of tasks: it keeps nothing between calls."""
 
-    def __init__(self, backends: Mapping[str, Backend], routing: RoutingPolicy, ledger: Ledger, settings: Settings) -> None:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        routing: RoutingPolicy,
+        ledger: Ledger,
+        settings: Settings,
+        planner: CachePlanner,
+    ) -> None:
         self._backends, self._routing, self._ledger, self._settings = backends, routing, ledger, settings
+        self._planner = planner
 
     def resolve(self, model: str | None) -> tuple[str, tuple[str, ...]]:
         """An alias, then a backend's name, then ``provider:model``: the alias and its backends. Raises InputError."""
@@ -121,7 +134,15 @@ class Decider:
         qualified = [f"{b.provider}:{b.model}" for b in self._backends.values() if b.provider]
         return list(dict.fromkeys([*self._settings.models, *self._backends, *qualified]))
 
-    def ask(self, request: Request, *, now: float, timeout_s: float | None, previous_backend: str | None) -> Asked:
+    def ask(
+        self,
+        request: Request,
+        *,
+        now: float,
+        timeout_s: float | None,
+        previous_backend: str | None,
+        changed: tuple[str, ...] = (),
+    ) -> Asked:
         """Make a request ready. Raises InputError for a model or an `extra` that names nothing."""
         alias, candidates = self.resolve(request.model)
         for name in request.extra:
@@ -142,7 +163,8 @@ class Decider:
             previous_backend=previous_backend,
         )
         budgets = applied(self._settings.budgets, ask)
-        return Asked(request=request, prompt=build_prompt(request), ask=ask, candidates=candidates, budgets=budgets)
+        prompt = build_prompt(request)
+        return Asked(request=request, prompt=prompt, ask=ask, candidates=candidates, budgets=budgets, changed=changed)
 
     async def refresh(self, asked: Asked) -> None:
         """Read the state of the budgets the request falls under; deciding itself reads nothing."""
@@ -154,11 +176,8 @@ class Decider:
         """Filter, price, rank, plan. `failed` are candidates that fell since; `choose` is the one to try again now."""
         start = perf_counter()
         errors: dict[str, CachespecError] = {}
-        offers: list[Offer] = []
-        requests: dict[str, Request] = {}
-        for name in asked.candidates:
-            requests[name], offer = self._offer(name, asked, errors)
-            offers.append(offer)
+        plans: dict[str, Planned] = {}
+        offers = [self._offer(name, asked, errors, plans) for name in asked.candidates]
         for name, error in (failed or {}).items():
             errors.setdefault(name, error)
             offers = [_out(o, error) if o.backend == name and name != choose else o for o in offers]
@@ -170,7 +189,8 @@ class Decider:
         chosen = {o.backend for o in ranked}
         rest = [_left_out(o) if o.eligible else o for o in offers if o.backend not in chosen]
         limits = _limits(asked)
-        plan = None if best is None else self._plan(best, asked.request)
+        planned = None if best is None else plans[best.backend]
+        plan = None if planned is None else planned.plan
         decision = Decision(
             chosen=None if best is None else best.backend,
             candidates=(*ranked, *rest),
@@ -179,10 +199,10 @@ class Decider:
             generation=self._settings.generation,
             decided_in_us=(perf_counter() - start) * 1e6,
         )
-        request = asked.request if best is None else requests[best.backend]
+        request = asked.request if planned is None else planned.prompt.request
         dropped = () if plan is None else plan.ignore
         warnings = tuple(f"{decision.chosen} cannot honour {name}; it was left out (on_unsupported)" for name in dropped)
-        return Verdict(decision=decision, request=request, errors=errors, warnings=warnings)
+        return Verdict(decision=decision, request=request, errors=errors, warnings=warnings, planned=planned)
 
     def _rank(self, ask: Ask, eligible: Sequence[Offer]) -> list[Offer]:
         """The policy's order, which is somebody else's code: what it does wrong is an error that names it."""
@@ -197,7 +217,8 @@ class Decider:
             raise ConfigError(f"{self._routing!r}.rank must return offers it was given, each at most once", key=where)
         return ranked
 
-    def _offer(self, name: str, asked: Asked, errors: dict[str, CachespecError]) -> tuple[Request, Offer]:
+    def _offer(self, name: str, asked: Asked, errors: dict[str, CachespecError], plans: dict[str, Planned]) -> Offer:
+        """What a candidate offers. Where it can take the request, `plans` gets how it would be sent there."""
         backend, request = self._backends[name], asked.request
         reasons: list[Reason] = []
         for rule in self._settings.rules:
@@ -215,8 +236,13 @@ class Decider:
             text = "; ".join(r.detail for r in refused)
             errors[name] = UnsupportedParameterError(text, backend=name, model=backend.model)
         if reasons:
-            return request, _offer_out(backend, reasons)
-        estimate = backend.estimate(asked.prompt if request is asked.request else replace(asked.prompt, request=request))
+            return _offer_out(backend, reasons)
+        prompt = asked.prompt if request is asked.request else replace(asked.prompt, request=request)
+        estimate = backend.estimate(prompt)
+        ignored = _unsupported(asked.request, backend) if self._settings.drop_unsupported else ()
+        planned = plans[name] = self._planner.plan(backend, prompt, asked.ask, ignored=ignored, changed=asked.changed)
+        if planned.tokens is not None and planned.belief is not None:
+            estimate = replace(estimate, tokens=_with_cache(estimate.tokens, planned.tokens), belief=planned.belief)
         capabilities = backend.capabilities
         output_max = estimate.output_max
         if output_max is None:
@@ -236,7 +262,7 @@ class Decider:
         priced = quote(backend.rates, estimate, tokens, at_most_s=None if timeout is None else timeout + STEP_S)
         reasons += self._budget(name, asked, priced, estimate.unbounded, errors)
         out = any(r.code in ("context_length", "budget", "price_unknown") for r in reasons)
-        offer = Offer(
+        return Offer(
             backend=name,
             model=backend.model,
             eligible=not out,
@@ -247,7 +273,6 @@ class Decider:
             belief=estimate.belief,
             speculation=estimate.speculation,
         )
-        return request, offer
 
     def _budget(
         self, name: str, asked: Asked, priced: Quote | None, unbounded: Sequence[str], errors: dict[str, CachespecError]
@@ -279,21 +304,6 @@ class Decider:
                 errors[name] = error
                 return [Reason("budget", str(error))]
         return []
-
-    def _plan(self, offer: Offer, request: Request) -> Plan:
-        backend = self._backends[offer.backend]
-        capabilities = backend.capabilities
-        ignored = _unsupported(request, backend) if self._settings.drop_unsupported else ()
-        if request.cache == "auto":
-            marks = _caller_marks(request, capabilities.marks)
-            reasons = (Reason("caller_marks", f"{len(marks)} marks of the caller, as they are"),) if marks else ()
-            return Plan(backend=offer.backend, marks=marks, ignore=ignored, reasons=reasons)
-        options = {} if capabilities.opt_out is None else capabilities.opt_out
-        detail = "nothing is read or written" if request.cache == "off" else "nothing is written"
-        if options:
-            detail += "; the model is told not to cache"
-        reason = Reason("cache_off", f'cache="{request.cache}": {detail}')
-        return Plan(backend=offer.backend, options=options, drop_marks=True, ignore=ignored, reasons=(reason,))
 
 
 def _limits(asked: Asked) -> list[Limit]:
@@ -350,26 +360,13 @@ def _least(*values: int | None) -> int | None:
     return min(known) if known else None
 
 
-def _caller_marks(request: Request, dialect: str | None) -> tuple[Mark, ...]:
-    if dialect is None:
-        return ()
-    system = len(request.system)
-    found = [(f"tools[{i}]", mark) for i, mark in trace(request.tools, _marked, 0)[1]]
-    found += [(f"system[{i}]", mark) for i, mark in trace(request.system, _marked, 0)[1]]
-    found += trace(request.messages, _marked_parts, (0, system), system)[1]
-    return tuple(Mark(at=name, tokens=None, ttl=mark.fields.get("ttl")) for name, mark in found if mark.dialect == dialect)
-
-
-def _marked(i: int, value: Tool | TextPart) -> tuple[int, tuple[tuple[int, CacheMark], ...]]:
-    """Where a mark of the caller stands, among tools or texts."""
-    return i + 1, () if value.mark is None else ((i, value.mark),)
-
-
-def _marked_parts(numbers: tuple[int, int], message: Message) -> tuple[tuple[int, int], list[tuple[str, CacheMark]]]:
-    """The caller's marks on the parts of a message, by the names of their segments."""
-    number, system = numbers
-    late = message.role in ("system", "developer")
-    names = (f"system[{system + j}]" if late else f"messages[{number}][{j}]" for j in range(len(message.parts)))
-    marks = [(name, getattr(part, "mark", None)) for name, part in zip(names, message.parts, strict=True)]
-    found = [(name, mark) for name, mark in marks if mark is not None]
-    return (number, system + len(message.parts)) if late else (number + 1, system), found
+def _with_cache(said: TokenEstimate, planned: TokenEstimate) -> TokenEstimate:
+    """A backend's estimate with what is learned of its tokens and of its cache."""
+    return replace(
+        said,
+        input=planned.input,
+        cache_read=planned.cache_read,
+        cache_write=planned.cache_write,
+        uncached=planned.uncached,
+        writes=planned.writes,
+    )

@@ -44,6 +44,9 @@ REASON_CODES = frozenset(
         "no_gain",
         "gain",
         "eval_required",
+        "params_changed",
+        "isolation",
+        "mark_limit",
     }
 )
 
@@ -87,7 +90,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEstimate:
-    """Tokens of a request before it is sent. None means not known. `worst_input` is a bound, not a guess."""
+    """Tokens of a request before it is sent. None means not known.
+
+    `worst_input` is a bound, not a guess; `writes` is `cache_write` by lifetime (`usage.WRITE_TTLS`).
+    """
 
     input: int | None
     cache_read: int | None
@@ -96,6 +102,7 @@ class TokenEstimate:
     output_expected: int | None
     output_max: int | None
     worst_input: int | None = None
+    writes: Mapping[str, int] | None = None
 
     def to_dict(self) -> dict[str, int | None]:
         names = ("input", "cache_read", "cache_write", "uncached", "output_expected", "output_max")

@@ -33,7 +33,20 @@ _MEMBERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "routing": ("rank",),
         "acceptance": ("max_length", "choose"),
         "drafters": ("name", "sources", "open", "prospects", "propose", "accept", "close", "stats", "stop"),
-        "ledgers": ("reserve", "settle", "release", "snapshot", "refresh", "entries", "totals", "aclose"),
+        "ledgers": (
+            "reserve",
+            "settle",
+            "release",
+            "snapshot",
+            "refresh",
+            "entries",
+            "totals",
+            "secret",
+            "save",
+            "load",
+            "aclose",
+        ),
+        "caching": ("plan", "sent", "ended", "held", "dump", "load"),
     }
 )
 
@@ -251,4 +264,5 @@ def _singular(family: str) -> str:
         "drafters": "drafter",
         "routing": "routing policy",
         "acceptance": "acceptance policy",
+        "caching": "caching policy",
     }.get(family, family)

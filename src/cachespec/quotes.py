@@ -43,7 +43,7 @@ def quote(rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, *, at_
     usage = Usage(
         uncached=tokens.uncached if tokens.uncached is not None else tokens.input,
         cache_read=tokens.cache_read or 0,
-        cache_write={"unspecified": tokens.cache_write} if tokens.cache_write else {},
+        cache_write=_writes(tokens) or {},
         output=tokens.output_expected or 0,
     )
     expected = rates.cost(usage, busy_s=seconds, billing=estimate.billing)
@@ -67,7 +67,7 @@ def cut_usage(tokens: TokenEstimate, *, deltas: int, size: int) -> Usage:
     return Usage(
         uncached=tokens.uncached if tokens.uncached is not None else tokens.input,
         cache_read=tokens.cache_read,
-        cache_write={"unspecified": tokens.cache_write} if tokens.cache_write else None,
+        cache_write=_writes(tokens),
         output=max(deltas, -(-size // 4)),
     )
 
@@ -77,6 +77,13 @@ def estimated_cost(rates: Rates | None, usage: Usage, *, busy_s: float | None, b
     if rates is None or usage.uncached is None:
         return Cost(amount=None, estimated=True, source=None, price_date=None)
     return replace(rates.cost(usage, busy_s=busy_s, billing=billing), estimated=True)
+
+
+def _writes(tokens: TokenEstimate) -> Mapping[str, int] | None:
+    """Expected writes by lifetime; None where there are none, or nobody can tell."""
+    if tokens.writes:
+        return tokens.writes
+    return {"unspecified": tokens.cache_write} if tokens.cache_write else None
 
 
 def _seconds(latency: Latency) -> float | None:

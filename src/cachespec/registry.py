@@ -28,6 +28,7 @@ from cachespec.plugins import (
 
 if TYPE_CHECKING:
     from cachespec.backends.base import Backend
+    from cachespec.caching import CachingPolicy
     from cachespec.config import Config, PluginSpec
     from cachespec.ledger.base import Ledger
     from cachespec.policies.base import RoutingPolicy
@@ -61,6 +62,7 @@ class Wired:
     backends: Mapping[str, Backend]
     ledger: Ledger
     routing: RoutingPolicy
+    caching: CachingPolicy | None
 
 
 def build(config: Config, environ: Mapping[str, str] | None = None) -> Wired:
@@ -98,7 +100,8 @@ def wire(
     environ: Mapping[str, str] | None = None,
     **client: Any,
 ) -> Wired:
-    """The same without a file: a backend, the ledger, ``policies["routing"]`` and ``["acceptance"]`` are tables or objects.
+    """The same without a file: a backend, the ledger and the policies ``routing``, ``caching`` and ``acceptance`` are tables or
+    objects.
 
     Unlike a file, a table in code may hold a secret itself: it is handed over like a variable's value, so that no
     configuration, message or `repr` ever has it. An alias is a list of backends, or a table as in the file. `client` holds
@@ -134,7 +137,7 @@ def wire(
     }
     if ledger is not None:
         tree["client"]["ledger"] = table(ledger, ("client", "ledger"))
-    for policy in ("routing", "acceptance"):
+    for policy in ("routing", "caching", "acceptance"):
         if policy in tree["policies"]:
             tree["policies"][policy] = table(tree["policies"][policy], ("policies", policy))
     try:
@@ -158,11 +161,12 @@ def _wire(config: Config, made: Mapping[Where, Any], environ: Mapping[str, str] 
             for n, spec in config.backends.items()
         }
         routing = get("routing", config.routing, ("policies", "routing"), {})
+        caching = None if config.caching is None else get("caching", config.caching, ("policies", "caching"), {})
         # The ledger comes last: it may open a file, and nothing may be left open when another part fails.
         ledger = get("ledgers", config.ledger, ("client", "ledger"), {})
     except Problem as problem:
         raise config.error(problem) from problem.__cause__
-    return Wired(config=config, backends=backends, ledger=ledger, routing=routing)
+    return Wired(config=config, backends=backends, ledger=ledger, routing=routing, caching=caching)
 
 
 def _acceptance(config: Config, spec: PluginSpec, made: Mapping[Where, Any]) -> dict[str, Any]:

@@ -72,7 +72,19 @@ class BudgetPassed:
     requested: Decimal
 
 
-Details: TypeAlias = Decided | AttemptFailed | Settled | BudgetPassed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarksIgnored:
+    """So many requests in a row marked a prefix of about `tokens` tokens, and the vendor neither read nor wrote any of it,
+    although it caches from `minimum` on."""
+
+    backend: str
+    model: str
+    requests: int
+    tokens: int
+    minimum: int
+
+
+Details: TypeAlias = Decided | AttemptFailed | Settled | BudgetPassed | MarksIgnored
 
 
 class Hook(Protocol):

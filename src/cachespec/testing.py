@@ -309,6 +309,12 @@ async def check_ledger(make: Callable[[], Ledger] | Callable[[], Awaitable[Ledge
         after, other = await ledger.refresh([limit, overall])
         _require(after.spent == 0, "a window that was reset begins at nothing")
         _require(other.spent == Decimal("0.10"), "reset takes one account's window back, no other")
+        secret = await ledger.secret("keys")
+        _require(len(secret) == 32 and await ledger.secret("keys") == secret, "a secret is 32 bytes, made once")
+        _require(await ledger.load("learned") is None, "nothing was saved yet")
+        for data in (b"one", b"\x00two" * 1000):
+            await ledger.save("learned", data)
+            _require(await ledger.load("learned") == data, "load must give what was saved last")
         entries = await ledger.entries()
         _require(len(entries) == 1 and entries[0].usage is None, "one settled request, its usage unknown")
         for bad in (Decimal("-1"), Decimal("NaN")):

@@ -98,12 +98,18 @@ def test_chat_body() -> None:
 def test_responses_body() -> None:
     request = ask(system="Be brief.", tools=(WEATHER,), max_output_tokens=9, reasoning=Reasoning(effort="low", summary="auto"))
     assert rendered(RESPONSES, request, model="gpt-6-astra").body == (
-        '{"model":"gpt-6-astra","instructions":"Be brief.","input":[{"type":"message","role":"user","content":"Hello"}],'
+        '{"model":"gpt-6-astra","input":[{"type":"message","role":"developer","content":[{"type":"input_text",'
+        '"text":"Be brief."}]},{"type":"message","role":"user","content":"Hello"}],'
         '"tools":[{"type":"function","name":"get_weather","description":"The weather in a city.",'
         '"parameters":{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]},"strict":false}],'
         '"max_output_tokens":9,"reasoning":{"effort":"low","summary":"auto"},"store":false,'
         '"include":["reasoning.encrypted_content"],"stream_options":{"include_obfuscation":false},"stream":true}'
     )
+
+
+def test_a_model_that_takes_no_marks_has_instructions() -> None:
+    profile = openai_profile("gpt-5.4", "responses")
+    assert body(profile, ask(system="Be brief."), model="gpt-5.4")["instructions"] == "Be brief."
 
 
 def test_messages_body() -> None:

@@ -379,6 +379,18 @@ class LedgerContract:
         await ledger.aclose()
 
     @pytest.mark.anyio
+    async def test_what_is_saved_is_loaded_the_last_one_wins(self, ledger: FullLedger) -> None:
+        assert await ledger.load("warmth") is None
+        for data in (b"", b"first", bytes(range(256)) * 400):
+            await ledger.save("warmth", data)
+            assert await ledger.load("warmth") == data
+        await ledger.save("other", b"x")
+        assert await ledger.load("warmth") == bytes(range(256)) * 400
+        await ledger.aclose()
+        with pytest.raises(LedgerError, match="closed"):
+            await ledger.save("warmth", b"late")
+
+    @pytest.mark.anyio
     async def test_closing_twice_and_writing_after_it(self, ledger: FullLedger) -> None:
         await ledger.aclose()
         await ledger.aclose()

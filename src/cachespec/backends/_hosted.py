@@ -29,6 +29,7 @@ from cachespec.backends._render_messages import render_messages
 from cachespec.backends._render_responses import render_responses
 from cachespec.backends._transport import HostedAttempt, Patience, sdk_error
 from cachespec.backends.base import Capabilities, Estimate, Wire
+from cachespec.cache_terms import with_prices
 from cachespec.decision import Belief, Latency, Plan, Reason, TokenEstimate
 from cachespec.errors import (
     ConfigError,
@@ -37,6 +38,7 @@ from cachespec.errors import (
     UnsupportedParameterError,
 )
 from cachespec.messages import ImagePart, Message, ToolResultPart
+from cachespec.pricing import Rates, hosted_rates
 from cachespec.prompt import Prompt
 from cachespec.request import Request
 
@@ -112,8 +114,6 @@ class HostedBackend(ABC):
         self.base_url = checked_url(target.base_url)
         if find_spec(self.sdk) is None:
             raise MissingDependencyError(f"backend {self.name!r} needs the package {self.sdk!r}", extra=self.sdk)
-        from cachespec.pricing import hosted_rates
-
         self.rates = hosted_rates(target.price_provider, self.model, base_url=self.base_url, prices=target.prices)
         self.capabilities = Capabilities(
             parameters=profile.parameters,
@@ -126,6 +126,7 @@ class HostedBackend(ABC):
             local=target.local,
             marks=profile.marks,
             opt_out=profile.opt_out,
+            caching=None if profile.cache is None else with_prices(profile.cache, self._published(profile)),
         )
         self._profile = profile
         self._api_key = target.api_key
@@ -135,6 +136,10 @@ class HostedBackend(ABC):
         self._client: SDKClient | None = None
         self._module: ModuleType | None = None
         self._headers: Headers = {}
+
+    def _published(self, profile: Profile) -> Rates | None:
+        """Prices for multiples: those that hold here, else the vendor's own, whose proportions a proxy's will have."""
+        return self.rates or hosted_rates(profile.provider, self.model)
 
     # -- what a subclass gives
 

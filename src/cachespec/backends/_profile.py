@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
 
+from cachespec.cache_terms import PromptCache
 from cachespec.decision import Reason
 from cachespec.messages import ImagePart, Message, OpaquePart, Tool, ToolResultPart
 from cachespec.recall import trace
@@ -67,6 +68,7 @@ class Profile:
         tool_ids: the ids of tool calls that it takes.
         opt_out: the body fields that stop a model from writing its prompt cache unasked.
         max_output: the most output tokens that a body may ask for; a greater wish is cut down to it.
+        cache: how the model caches prompts; None where no plans are made for it, and only the caller's marks go.
     """
 
     api: Api
@@ -92,6 +94,7 @@ class Profile:
     tool_ids: IdRule = ANY_ID
     opt_out: Mapping[str, Any] | None = None
     max_output: int | None = None
+    cache: PromptCache | None = None
 
     @property
     def default_output(self) -> int | None:

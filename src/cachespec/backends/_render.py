@@ -48,7 +48,9 @@ class Renderer:
     def __init__(self, profile: Profile, request: Request, plan: Plan, *, model: str) -> None:
         self.profile, self.request, self.plan, self.model = profile, request, plan, model
         self._family = model_family(model)
-        self._planned = {mark.at: mark for mark in plan.marks}
+        # An automatic mark at the top of the body is the plan's last one, said there.
+        marks = plan.marks[:-1] if "cache_control" in plan.options else plan.marks
+        self._planned = {mark.at: mark for mark in marks}
         self._added = added(request, plan.backend, profile, drop_cache=plan.drop_marks)
         self._warnings: dict[str, None] = dict.fromkeys(self._added.warnings)
 

@@ -50,9 +50,13 @@ def render_responses(profile: Profile, request: Request, plan: Plan, *, model: s
 
 
 def _system(r: Renderer, body: Body, items: list[Body]) -> None:
-    """One plain text is `instructions`; marks, or several texts, need a message of the developer."""
+    """One plain text is `instructions`; several, and any that a mark may come to, are a message of the developer.
+
+    For a model that takes marks it is that from the first request on: a mark that comes or goes moves nothing.
+    """
     parts = [_text(r, f"system[{i}]", part, "input_text") for i, part in enumerate(r.request.system)]
-    if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
+    fixed = r.profile.cache is None or r.profile.cache.control != "breakpoints"
+    if fixed and len(parts) == 1 and parts[0].keys() == {"type", "text"}:
         body["instructions"] = parts[0]["text"]
     elif parts:
         items.append({"type": "message", "role": "developer", "content": parts})

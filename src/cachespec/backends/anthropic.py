@@ -16,6 +16,7 @@ import httpx2
 
 from cachespec.backends._hosted import Headers, HostedBackend, SDKClient, Target, ambient_headers, known_context, required_key
 from cachespec.backends._profile import ANTHROPIC_ID, Profile
+from cachespec.cache_terms import prompt_cache
 from cachespec.durations import Duration
 from cachespec.errors import ConfigError
 
@@ -45,6 +46,7 @@ def anthropic_profile(model: str, version: str) -> Profile:
         json_mode=False,
         marks="anthropic",
         cache_fields=frozenset({"cache_control"}),
+        cache=prompt_cache("anthropic", "messages", model),
         late_system=re.match(_LATE_SYSTEM, model) is not None,
         tool_ids=ANTHROPIC_ID,
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from cachespec.cache_terms import PromptCache
 from cachespec.decision import Belief, Latency, Plan, Reason, Speculation, TokenEstimate
 from cachespec.events import Event
 from cachespec.pricing import Rates
@@ -23,7 +24,8 @@ class Capabilities:
     """What a backend can honour. `parameters` are `Request` field names it takes (``temperature``, ``seed``...).
 
     `marks` is the dialect of cache marks that its wire form carries; `opt_out` the body fields that stop a model from
-    writing its prompt cache when that is what it does by default (None: it writes nothing unasked).
+    writing its prompt cache when that is what it does by default (None: it writes nothing unasked). `caching` is how it
+    caches, at this model's prices; None: not known, and nothing is planned for it.
     """
 
     parameters: frozenset[str]
@@ -36,6 +38,7 @@ class Capabilities:
     local: bool = False
     marks: Literal["anthropic", "openai"] | None = None
     opt_out: Mapping[str, Any] | None = None
+    caching: PromptCache | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

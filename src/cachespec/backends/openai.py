@@ -25,6 +25,7 @@ from cachespec.backends._hosted import (
     required_key,
 )
 from cachespec.backends._profile import CHAT_ID, RESPONSES_ID, Profile, cannot
+from cachespec.cache_terms import prompt_cache
 from cachespec.decision import Reason
 from cachespec.durations import Duration
 from cachespec.request import Request
@@ -79,6 +80,7 @@ def openai_profile(model: str, api: Literal["responses", "chat"]) -> Profile:
         result_images=api == "responses",
         marks="openai" if explicit or version is None else None,  # older models refuse breakpoints
         cache_fields=frozenset(fields),
+        cache=prompt_cache("openai", api, model),
         opt_out={"prompt_cache_options": {"mode": "explicit"}} if explicit else None,
         names={"max_output_tokens": "max_completion_tokens"},
         system_role="developer" if reasoning else "system",

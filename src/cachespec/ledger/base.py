@@ -127,5 +127,14 @@ class Ledger(Protocol):
     async def totals(self, *, tenant: str | None = None) -> Totals:
         """Sums over settled requests."""
 
+    async def secret(self, name: str) -> bytes:
+        """32 random bytes kept under `name`, made at the first call: the salt of tenants' keys."""
+
+    async def save(self, name: str, data: bytes) -> None:
+        """Keep `data` under `name`, instead of what was there: what a client learned, for the next one."""
+
+    async def load(self, name: str) -> bytes | None:
+        """What was saved last under `name`; None: nothing was."""
+
     async def aclose(self) -> None:
         """Flush and close. Idempotent."""

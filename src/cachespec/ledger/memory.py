@@ -100,6 +100,7 @@ class MemoryLedger:
         self._all = _Sums()
         self._tenants: dict[str, _Sums] = {}
         self._secrets: dict[str, bytes] = {}
+        self._saved: dict[str, bytes] = {}
         self._closed = False
 
     async def reserve(self, hold: Hold) -> str:
@@ -221,6 +222,17 @@ class MemoryLedger:
         """32 random bytes, made at the first call and kept as long as this ledger: the salt of tenants' keys."""
         with self._lock:
             return self._secrets.setdefault(name, secrets.token_bytes(32))
+
+    async def save(self, name: str, data: bytes) -> None:
+        """See `Ledger.save`: kept as long as this ledger."""
+        with self._lock:
+            self._check_open()
+            self._saved[name] = bytes(data)
+
+    async def load(self, name: str) -> bytes | None:
+        """See `Ledger.load`."""
+        with self._lock:
+            return self._saved.get(name)
 
     async def aclose(self) -> None:
         """See `Ledger.aclose`. What was recorded stays readable."""

@@ -197,6 +197,21 @@ class SqliteLedger:
 
         return await self._run(work)
 
+    async def save(self, name: str, data: bytes) -> None:
+        """See `Ledger.save`. The last one wins, whichever process it is in."""
+
+        def work(db: sqlite3.Connection) -> None:
+            with transaction(db):
+                db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"saved:{name}", data))
+
+        await self._shielded(work)
+
+    async def load(self, name: str) -> bytes | None:
+        """See `Ledger.load`."""
+        query = "SELECT value FROM meta WHERE name = ?"
+        row = await self._run(lambda db: db.execute(query, (f"saved:{name}",)).fetchone())
+        return None if row is None else bytes(row[0])
+
     async def aclose(self) -> None:
         """See `Ledger.aclose`. What was asked for before is still done; what comes after is refused."""
         if not self._closed:

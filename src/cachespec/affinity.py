@@ -1,0 +1,117 @@
+"""What a client remembers of sessions: the backend that answered last, and the parameters that are part of what is cached.
+
+Thinking, effort, tool choice, speed and betas enter a vendor's cache key: to change one on the way is to pay for the whole
+prompt again. So what a session has set stays set where a later request says nothing, and a request that says something else
+gets it, and is told (``params_changed``). A tool choice is never carried over: what was asked of one turn must not be asked of
+the next.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cachespec.choices import Reasoning, ResponseFormat, ToolChoice
+from cachespec.request import Request
+
+MOST = 10_000
+"""Sessions remembered; the longest unused one is forgotten first."""
+FROZEN = ("speed", "betas", "thinking", "output_config", "effort", "reasoning", "reasoning_effort", "verbosity", "service_tier")
+"""Fields of a vendor's own body (in `Request.extra` and `passthrough`) that are part of what is cached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A session as its last finished request left it."""
+
+    backend: str
+    model: str
+    reasoning: Reasoning | None
+    tool_choice: ToolChoice | None
+    response_format: ResponseFormat | None
+    extra: Mapping[str, Mapping[str, Any]]
+    passthrough: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A request with what its session has set, the backend that answered before, and what it changes nevertheless."""
+
+    request: Request
+    previous_backend: str | None = None
+    changed: tuple[str, ...] = ()
+
+
+class Sessions:
+    """See the module's docstring. One event loop uses it."""
+
+    def __init__(self, *, most: int = MOST) -> None:
+        self._most = most
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+
+    def resume(self, request: Request) -> Resumed:
+        """The request as it goes on in its session."""
+        kept = None if request.session_id is None else self._kept.get(request.session_id)
+        if kept is None:
+            return Resumed(request=request)
+        extra, passthrough = _filled(request.extra, kept.extra), _filled(request.passthrough, kept.passthrough)
+        reasoning = kept.reasoning if request.reasoning is None else request.reasoning
+        changed = [
+            *_change("reasoning", kept.reasoning, reasoning),
+            *_change("tool_choice", kept.tool_choice, request.tool_choice),
+            *_change("response_format", kept.response_format, request.response_format),
+        ]
+        for before, after in ((kept.extra, extra), (kept.passthrough, passthrough)):
+            for name in after:
+                old, new = before.get(name, {}), after[name]
+                changed += [text for key in FROZEN for text in _change(f"{name}.{key}", old.get(key), new.get(key))]
+        if (reasoning, extra, passthrough) != (request.reasoning, request.extra, request.passthrough):
+            request = replace(request, reasoning=reasoning, extra=extra, passthrough=passthrough)
+        return Resumed(request=request, previous_backend=kept.backend, changed=tuple(changed))
+
+    def remember(self, request: Request, *, backend: str, model: str) -> None:
+        """A request of a session was answered."""
+        if request.session_id is None:
+            return
+        self._kept[request.session_id] = Kept(
+            backend=backend,
+            model=model,
+            reasoning=request.reasoning,
+            tool_choice=request.tool_choice,
+            response_format=request.response_format,
+            extra=_frozen(request.extra),
+            passthrough=_frozen(request.passthrough),
+        )
+        self._kept.move_to_end(request.session_id)
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+
+def _frozen(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: {key: own[key] for key in FROZEN if key in own} for name, own in fields.items()}
+
+
+def _filled(given: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """What is given, and what was kept where nothing is."""
+    if not any(kept.values()):
+        return given
+    return {name: {**kept.get(name, {}), **given.get(name, {})} for name in dict.fromkeys((*given, *kept))}
+
+
+def _change(name: str, before: object, after: object) -> list[str]:
+    return [] if before == after else [f"{name}: {_said(before)} became {_said(after)}; what was cached before is not read"]
+
+
+def _said(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, Reasoning):
+        return value.effort or (f"{value.budget_tokens} tokens" if value.budget_tokens is not None else "a summary")
+    if isinstance(value, ToolChoice):
+        return value.name or value.mode
+    if isinstance(value, ResponseFormat):
+        return value.name or value.kind
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "..."

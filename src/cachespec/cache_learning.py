@@ -1,0 +1,245 @@
+"""What is learned from requests that were sent: what is now cached where, and what the caching policy is told.
+
+`Caching` is the one place through which a planned request goes: `sent` before it is opened, `began` when the vendor accepted
+it, `ended` with what was counted. It keeps the planner's belief (contract P4) and saves it, with what the policy learned, in
+the ledger's store.
+
+What a report means, with R tokens read and W written:
+
+- both 0 although something was marked: nothing is cached of it;
+- R = 0: whatever was believed readable is not there, but for what this request wrote;
+- R > 0: the deepest entry of that length is confirmed, and every shallower one with it; deeper ones were not there;
+- with marks, R + W is the exact length of the prefix that ends at the last mark;
+- not reported: the belief stays, with less confidence (absent is not zero).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import anyio
+import anyio.to_thread
+
+from cachespec.cache_keys import CacheKeys
+from cachespec.cache_marks import Spot
+from cachespec.cache_plan import CachePlanner, Planned
+from cachespec.caching import CachingPolicy, Outcome
+from cachespec.errors import LedgerError
+from cachespec.ledger.base import Ledger
+from cachespec.telemetry import MarksIgnored, Telemetry
+from cachespec.tokens import TokenModel
+from cachespec.usage import Usage
+from cachespec.warmth import Entry, Warmth
+
+SECRET, WARMTH, POLICY = "cache-keys", "warmth", "caching-policy"
+SAVE_EVERY_S = 30.0
+_SAVING_SHARE = 200.0  # saving takes at most 1/200 of the time
+IGNORED = 3
+"""Marked requests in a row that nothing was counted for, before the alarm is raised."""
+_LIFETIMES = {"5m": 300.0, "1h": 3_600.0, "30m": 1_800.0, "12h": 43_200.0, "in_memory": 300.0, "24h": 86_400.0}
+_log = logging.getLogger("cachespec")
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A planned request on its way. `start` is when it went out (Unix seconds): lifetimes count from there."""
+
+    planned: Planned
+    start: float
+    began: bool = False
+    ended: bool = False
+
+
+class Caching:
+    """Planning and learning for one client. Used by the tasks of one event loop; nothing here waits, but for the store."""
+
+    def __init__(self, policy: CachingPolicy | None, telemetry: Telemetry, densities: Callable[[str], TokenModel]) -> None:
+        self.policy, self._telemetry, self._densities = policy, telemetry, densities
+        self.warmth, self.keys = Warmth(), CacheKeys()
+        self.planner = CachePlanner(policy, self.warmth, self.keys, densities)
+        self._ignored: dict[tuple[str, str], int] = {}
+        self._saved = -1
+        self._save_at = 0.0
+        self._told = 0
+
+    # -- a request's way
+
+    def sent(self, planned: Planned, now: float) -> Sent:
+        """A planned request goes out at `now`."""
+        sent = Sent(planned, now)
+        if planned.route is not None:
+            self.keys.sent(None if planned.ask is None else planned.ask.tenant, planned.route, now)
+        if planned.ask is not None:
+            ask = replace(planned.ask, now=now)
+            self._tell("sent", lambda policy: policy.sent(ask, planned.choice))
+        return sent
+
+    def began(self, sent: Sent, now: float) -> None:
+        """The vendor accepted it: what it writes can be read from now on."""
+        sent.began = True
+        planned = sent.planned
+        for spot in self._written(planned):
+            old = self.warmth.get(planned.scope, spot.key)
+            if old is not None and old.live(sent.start):
+                entry = replace(old, expires_at=max(old.expires_at, sent.start + _LIFETIMES.get(old.ttl, 0.0)))
+            else:
+                entry = Entry(spot.ttl, spot.tokens, now, sent.start + _LIFETIMES.get(spot.ttl, 0.0))
+            self.warmth.put(planned.scope, spot.key, entry)
+
+    def ended(self, sent: Sent, *, usage: Usage | None, stop: str | None, now: float) -> None:
+        """It is over, for whatever reason. `usage` is what the vendor counted, None where nothing came. Twice is once."""
+        if sent.ended:
+            return
+        sent.ended = True
+        planned = sent.planned
+        read, written = (None, None) if usage is None else (usage.cache_read, usage.written)
+        if sent.began and planned.cache is not None:
+            self._learn(sent, read, written)
+            self._watch(planned, usage)
+            if usage is not None and usage.input_tokens:
+                self._densities(planned.tokenizer).learn(planned.places.sizes, usage.input_tokens)
+        if planned.ask is not None:
+            ask, output = planned.ask, None if usage is None else usage.output
+            outcome = Outcome(ended_at=now, stop=stop, output_tokens=output, read=read, written=written)
+            self._tell("ended", lambda policy: policy.ended(ask, outcome))
+
+    def _tell(self, name: str, call: Callable[[CachingPolicy], None]) -> None:
+        """Tell the policy. It is somebody else's code, and the request is sent: a failure is logged and goes no further."""
+        if self.policy is None:
+            return
+        self._told += 1
+        try:
+            call(self.policy)
+        except Exception:  # noqa: BLE001
+            _log.exception("%r.%s failed", self.policy, name)
+
+    # -- belief
+
+    def _written(self, planned: Planned) -> Iterator[Spot]:
+        minimum = 0 if planned.cache is None else planned.cache.terms.minimum
+        return (spot for spot in planned.spots if spot.tokens >= minimum)
+
+    def _learn(self, sent: Sent, read: int | None, written: int | None) -> None:
+        planned, spots = sent.planned, list(self._written(sent.planned))
+        marked = planned.cache is not None and planned.cache.control != "routing"
+        mine = {spot.key for spot in spots}
+        live = [(planned.places.keys[place], entry) for place, entry in planned.found if entry.live(sent.start)]
+        if read is None:
+            for key in {*mine, *(key for key, _ in live)}:
+                self._doubt(planned, key)
+            return
+        if marked and read == 0 and written == 0:
+            for key in {*mine, *(key for key, _ in live)}:
+                self.warmth.drop(planned.scope, key)
+            return
+        confirmed = None
+        for key, entry in live:
+            if read and entry.tokens <= read + _tolerance(entry, read):
+                confirmed = key
+                self._renew(sent, key, entry)
+            elif key not in mine:
+                self.warmth.drop(planned.scope, key)
+        if read and confirmed is None:
+            self._someone_wrote(sent, read)
+        for spot in spots:
+            made = self.warmth.get(planned.scope, spot.key)
+            if made is None or spot.tokens <= read:
+                continue
+            if written == 0 and spot.tokens > read + _tolerance(made, read):
+                self.warmth.drop(planned.scope, spot.key)
+            else:
+                self.warmth.put(planned.scope, spot.key, replace(made, sure=1.0 if written else 0.9))
+        if marked and written is not None and spots and (last := self.warmth.get(planned.scope, spots[-1].key)) is not None:
+            whole = replace(last, tokens=read + written, exact=True, sure=1.0)
+            self.warmth.put(planned.scope, spots[-1].key, whole)
+
+    def _doubt(self, planned: Planned, key: bytes) -> None:
+        entry = self.warmth.get(planned.scope, key)
+        if entry is not None:
+            self.warmth.put(planned.scope, key, replace(entry, sure=entry.sure * 0.7))
+
+    def _renew(self, sent: Sent, key: bytes, entry: Entry) -> None:
+        """It was read: it lives on from the start of this request."""
+        until = max(entry.expires_at, sent.start + _LIFETIMES.get(entry.ttl, 0.0))
+        self.warmth.put(sent.planned.scope, key, replace(entry, expires_at=until, sure=1.0))
+
+    def _someone_wrote(self, sent: Sent, read: int) -> None:
+        """Something was read that we knew nothing of: an entry of that length, at the place that fits it best."""
+        planned = sent.planned
+        prefixes = planned.places.prefixes
+        if planned.cache is None or not prefixes:
+            return
+        place = min(range(len(prefixes)), key=lambda i: abs(prefixes[i].tokens - read))
+        key, tokens = planned.places.keys[place], prefixes[place].tokens
+        if abs(tokens - read) > 0.1 * read:
+            return
+        known = self.warmth.get(planned.scope, key)
+        ttl = planned.cache.terms.lifetimes[0].name if known is None else known.ttl
+        self.warmth.put(planned.scope, key, Entry(ttl, tokens, sent.start, sent.start + _LIFETIMES.get(ttl, 0.0), 1.0))
+
+    # -- the alarm
+
+    def _watch(self, planned: Planned, usage: Usage | None) -> None:
+        """Marks that nothing was ever counted for, although what they mark is long enough, are an alarm."""
+        cache = planned.cache
+        if cache is None or cache.control == "routing" or not planned.plan.marks or usage is None:
+            return
+        if usage.cache_read is None or usage.written is None or usage.input_tokens is None:
+            return
+        key = planned.backend, planned.model
+        if usage.cache_read or usage.written:
+            self._ignored.pop(key, None)
+            return
+        tokens = max((mark.tokens or 0 for mark in planned.plan.marks), default=0)
+        if min(tokens, usage.input_tokens) < cache.terms.minimum:
+            return
+        count = self._ignored[key] = self._ignored.get(key, 0) + 1
+        if count == IGNORED:
+            told = MarksIgnored(
+                backend=planned.backend, model=planned.model, requests=count, tokens=tokens, minimum=cache.terms.minimum
+            )
+            self._telemetry.warn(
+                f"{planned.backend}: {count} requests in a row marked about {tokens} tokens for caching, and {planned.model} "
+                f"neither read nor wrote any; it should from {cache.terms.minimum} on"
+            )
+            self._telemetry.tell(told)
+
+    # -- the store
+
+    async def restore(self, ledger: Ledger, now: float) -> None:
+        """Take up what an earlier client saved, and the secret of the keys. Raises LedgerError."""
+        self.keys.secret = await ledger.secret(SECRET)
+        if (data := await ledger.load(WARMTH)) is not None:
+            self.warmth.load(data, now=now)
+        if (data := await ledger.load(self._policy_name)) is not None:
+            self._tell("load", lambda policy: policy.load(data))
+        self._saved, self._told, self._save_at = self.warmth.changes, 0, now + SAVE_EVERY_S
+
+    async def save(self, ledger: Ledger, now: float, *, at_once: bool = False) -> None:
+        """Save what changed, now and then, or `at_once`. A store that fails costs what was learned, and is logged."""
+        if (now < self._save_at and not at_once) or (self.warmth.changes == self._saved and not self._told):
+            return
+        begin = anyio.current_time()
+        self._saved, self._told, self._save_at = self.warmth.changes, 0, now + SAVE_EVERY_S
+        try:
+            await ledger.save(WARMTH, await anyio.to_thread.run_sync(self.warmth.snapshot()))
+            learned: list[bytes] = []
+            self._tell("dump", lambda policy: learned.append(policy.dump()))
+            for data in learned:
+                await ledger.save(self._policy_name, data)
+        except LedgerError as error:
+            _log.warning("what was learned about caches could not be saved: %s", error)
+        self._told = 0
+        self._save_at = max(self._save_at, now + _SAVING_SHARE * (anyio.current_time() - begin))
+
+    @property
+    def _policy_name(self) -> str:
+        kind = type(self.policy)
+        return f"{POLICY}:{kind.__module__}.{kind.__qualname__}"
+
+
+def _tolerance(entry: Entry, read: int) -> float:
+    """How far a report may be off an entry's length: estimates are, and some vendors round down to whole steps."""
+    return 64 + read * (0.02 if entry.exact else 0.15)
