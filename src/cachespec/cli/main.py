@@ -30,6 +30,7 @@ COMMANDS = {
     "explain": ("cachespec.cli.explain", "Which backend a request would go to and why; sends nothing."),
     "ledger": ("cachespec.cli.ledger", "What was spent, by whom, on what: totals and the last requests."),
     "plugins": ("cachespec.cli.plugins", "Every installed plug-in, and whether it can be loaded."),
+    "replay": ("cachespec.cli.replay", "What caching policies would have cost on recorded traffic."),
 }
 
 

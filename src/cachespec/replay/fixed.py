@@ -82,6 +82,9 @@ FAMILIES: Mapping[str, Callable[[CacheAsk], tuple[int, ...]]] = MappingProxyType
     {"last-message": _end, "always": _start_and_end, "previous": _previous, "quarters": _quarters}
 )
 
+BASELINES = frozenset({"always", "last-message", "off", "caller"})
+"""Installed policies that are fixed ones; here they go by their names with a lifetime."""
+
 
 def fixed_policies(terms: CacheTerms) -> dict[str, CachingPolicy]:
     """Every fixed policy that a vendor's terms allow, by its name."""

@@ -85,7 +85,7 @@ def simulate(
 
     Raises InputError where the policy decides what no vendor takes.
     """
-    total = _Total(every=max(1, trace.requests // POINTS))
+    total = _Total(every=max(1, trace.requests // POINTS), progress=progress)
     start = 0.0
     for number, session in enumerate(trace.sessions):
         run = _Run(
@@ -100,8 +100,8 @@ def simulate(
             base=start,
         )
         start += math.ceil(run.through()) + SESSIONS_APART_S
-        if progress is not None:
-            progress(total.requests)
+    if progress is not None:
+        progress(total.requests)
     return Result(
         policy=name,
         terms=terms,
@@ -120,6 +120,7 @@ def simulate(
 @dataclass(slots=True, kw_only=True)
 class _Total:
     every: int
+    progress: Callable[[int], None] | None
     requests: int = 0
     input_tokens: int = 0
     read: int = 0
@@ -129,7 +130,6 @@ class _Total:
     ping_read: int = 0
     ping_writes: dict[str, int] = field(default_factory=dict)
     curve: list[tuple[int, int, int]] = field(default_factory=list)
-    _since: tuple[int, int] = (0, 0)
 
     def request(self, tokens: int, billed: Billed) -> None:
         self.requests += 1
@@ -140,6 +140,8 @@ class _Total:
             self.writes[ttl] = self.writes.get(ttl, 0) + count
         if self.requests % self.every == 0:
             self.curve.append((self.requests, self.input_tokens, self.read))
+            if self.progress is not None:
+                self.progress(self.requests)
 
     def ping(self, billed: Billed) -> None:
         self.pings += 1
