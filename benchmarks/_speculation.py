@@ -1,20 +1,23 @@
 """What the speculation benchmarks share: one engine whose speculation is changed between requests, and paired statistics.
 
 All candidates run on the same engine, the same loaded weights and the same KV, one request after another in turning order, so
-that whatever the machine does hits all of them. Plain decoding is an engine without speculation, not one that drafts nothing:
-what choosing costs is on the other side.
+that whatever the machine does hits all of them. What other processes took of the cores meanwhile is measured too, and a run
+that they disturbed is made again. Plain decoding is an engine without speculation, not one that drafts nothing: what choosing
+costs is on the other side.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any, TypeVar
 
 from cachespec.backends.llamacpp import LlamaCppBackend
 from cachespec.backends.torch import TorchBackend
@@ -31,6 +34,39 @@ from cachespec.messages import Message, TextPart
 from cachespec.policies.acceptance import Never
 
 GREEDY = Sampling(seed=0, temperature=0.0)
+QUIET = 0.1
+"""Share of a core that others may have of a run that counts."""
+TRIES = 3
+_TICK = 0.01  # seconds that /proc/stat counts in
+T = TypeVar("T")
+
+
+def busy_s() -> float:
+    """Seconds that all cores together were busy, time stolen from this machine included; 0 where it is not known."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    return sum(int(fields[i]) for i in (0, 1, 2, 5, 6, 7)) * _TICK
+
+
+def undisturbed(measure: Callable[[], tuple[T, float]], *, tries: int = TRIES) -> tuple[T, float]:
+    """What `measure` gives, with the share of a core that others had. It returns its value and the CPU seconds it used.
+
+    Measured again while others are at work; after so many tries the least disturbed counts.
+    """
+    best: tuple[T, float] | None = None
+    for _ in range(tries):
+        busy, began = busy_s(), perf_counter()
+        value, own = measure()
+        wall = perf_counter() - began
+        others = max(0.0, busy_s() - busy - own - 2 * _TICK) / wall
+        if best is None or others < best[1]:
+            best = value, others
+        if others <= QUIET:
+            break
+    assert best is not None
+    return best
 
 
 @dataclass(slots=True)
@@ -96,12 +132,16 @@ class Switch(SpeculationControl):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One request: seconds from its first token to its end, and of all of it; the tokens of the answer."""
+    """One request: seconds from its first token to its end, and of all of it; the tokens of the answer.
+
+    `others`: the share of a core that other processes had meanwhile.
+    """
 
     decode_s: float
     whole_s: float
     tokens: tuple[int, ...]
     passes: Passes
+    others: float = 0.0
 
 
 class Bench:
@@ -110,7 +150,7 @@ class Bench:
     def __init__(self, backend: LlamaCppBackend | TorchBackend, *, budget_s: float = 6.0) -> None:
         self.backend = backend
         self.runtime: Runtime = backend.load_runtime(lambda part: True)
-        self.costs: CostTable = calibrate(self.runtime, batches=(1,), seconds=budget_s)
+        self.costs: CostTable = undisturbed(lambda: _own(lambda: calibrate(self.runtime, batches=(1,), seconds=budget_s)))[0]
         self._switch = Switch()
         self._controls: dict[str, SpeculationControl | None] = {}
         self._template = ChatTemplate(self.runtime.info)
@@ -137,7 +177,8 @@ class Bench:
     def run(self, name: str, prompt: tuple[int, ...], tokens: int, *, reuse: bool = True) -> Run:
         """One request of at most so many tokens. `reuse`: of the KV of a prompt that was warmed."""
         self._switch.current = self._controls[name]
-        return self._run(prompt, tokens, "no-write" if reuse else "off")
+        run, others = undisturbed(lambda: _own(lambda: self._run(prompt, tokens, "no-write" if reuse else "off")))
+        return replace(run, others=others)
 
     def _run(self, prompt: tuple[int, ...], tokens: int, cache: Any) -> Run:
         ready = threading.Event()
@@ -170,8 +211,38 @@ def backend_for(runtime: str, *, model: str, threads: int, context: int) -> Llam
         return LlamaCppBackend(name="bench", model=model, context=context, parallel=1, threads=threads)
     precision: Any = runtime
     return TorchBackend(
-        name="bench", model=model, context=context, parallel=1, device="cpu", dtype=precision, threads=threads, prefill_chunk=128
+        name="bench",
+        model=model,
+        context=context,
+        parallel=1,
+        device="cpu",
+        dtype=precision,
+        threads=threads,
+        prefill_chunk=128,
     )
+
+
+def _own(measure: Callable[[], T]) -> tuple[T, float]:
+    before = process_time()
+    return measure(), process_time() - before
+
+
+class Records:
+    """What was measured, one JSON value a line in `file` as soon as it is there, so that a run that is cut short counts."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.all: list[dict[str, Any]] = []
+        self._file = file
+
+    def add(self, record: dict[str, Any]) -> None:
+        self.all.append(record)
+        if self._file is not None:
+            with self._file.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    @staticmethod
+    def read(files: Sequence[Path]) -> list[dict[str, Any]]:
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 def geometric(values: Sequence[float]) -> float:

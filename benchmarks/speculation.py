@@ -1,9 +1,9 @@
 """Speculation by task, on one runtime: acceptance, tokens a pass, speed-up over plain decoding, beside fixed draft lengths.
 
-    python benchmarks/speculation.py llamacpp --threads 1
-    python benchmarks/speculation.py float32 --threads 2 --tasks summarization rag
-    python benchmarks/speculation.py bfloat16 --records FILE      # appends what it measured
-    python benchmarks/speculation.py --report FILE [FILE ...]     # tables of what was measured, also of several runs
+    python -m benchmarks.speculation llamacpp --threads 1
+    python -m benchmarks.speculation float32 --threads 2 --tasks summarization rag
+    python -m benchmarks.speculation bfloat16 --records FILE      # appends what it measured
+    python -m benchmarks.speculation --report FILE [FILE ...]     # tables of what was measured, also of several runs
 
 The runtimes are ``llamacpp`` and torch's ``float32``, ``bfloat16`` and ``int8``. Prompts are those of Spec-Bench
 (``--prompts``, six tasks), their first turns in the model's chat template, and with ``--sets`` the edits, summaries and free
@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from _speculation import Bench, Run, backend_for, geometric, interval
+from benchmarks._speculation import Bench, Records, Run, backend_for, geometric, interval
 
 from cachespec.engine.drafters import factories
 from cachespec.engine.drafters.suffix import SuffixDrafter
@@ -39,6 +39,8 @@ SETS = ("edit", "verbatim", "summary", "free")
 TEXTS = Path(__file__).parent / "peers" / "texts.json"
 SHORTEST = 16
 """Answers of fewer tokens say nothing of speed."""
+DISTURBED = 0.25
+"""Share of a core that others had, from which a run does not count, if making it again did not help."""
 Prompts = dict[str, list[str]]
 
 
@@ -52,10 +54,12 @@ def spec_bench(path: Path) -> Prompts:
     return {"mt_bench": chat, **{task: by_category[task] for task in TASKS[1:]}}
 
 
-def measure(given: argparse.Namespace, records: list[dict[str, Any]]) -> None:
+def measure(given: argparse.Namespace, records: Records) -> None:
     bench = Bench(backend_for(given.runtime, model=given.model, threads=given.threads, context=given.context))
     drafters: list[Any] = []
     try:
+        head = {"head": True, "runtime": given.runtime, "threads": given.threads, "model": bench.runtime.info.description}
+        records.add({**head, "costs": {str(n): s for n, s in bench.costs.points[1].items()}})
         names = candidates(given, bench, drafters)
         prompts = {} if given.sets and not given.tasks else spec_bench(given.prompts)
         prompts |= json.loads(TEXTS.read_text())
@@ -72,8 +76,6 @@ def measure(given: argparse.Namespace, records: list[dict[str, Any]]) -> None:
                     runs = {name: bench.run(name, prompt, given.tokens) for name in order}
                     record(records, given, task, number, turn, runs)
             print(f"{task}: {len(chosen)} prompts", file=sys.stderr)
-        head = {"head": True, "runtime": given.runtime, "threads": given.threads, "model": bench.runtime.info.description}
-        records.append({**head, "costs": {str(n): s for n, s in bench.costs.points[1].items()}})
     finally:
         bench.close()
         for drafter in drafters:
@@ -114,13 +116,11 @@ def choose(bench: Bench, texts: list[str], given: argparse.Namespace) -> list[tu
     return found
 
 
-def record(
-    records: list[dict[str, Any]], given: argparse.Namespace, task: str, number: int, turn: int, runs: dict[str, Run]
-) -> None:
+def record(records: Records, given: argparse.Namespace, task: str, number: int, turn: int, runs: dict[str, Run]) -> None:
     plain = runs["plain"]
     for name, run in runs.items():
         passes = run.passes
-        records.append(
+        records.add(
             {
                 "runtime": given.runtime,
                 "threads": given.threads,
@@ -130,6 +130,7 @@ def record(
                 "candidate": name,
                 "seconds": run.decode_s,
                 "tokens": len(run.tokens),
+                "others": run.others,
                 "same": run.tokens == plain.tokens,
                 "lengths": {str(length): count for length, count in passes.lengths.items()},
                 "drafted": passes.drafted,
@@ -152,7 +153,13 @@ def report(records: list[dict[str, Any]]) -> str:
     for key in dict.fromkeys((r["runtime"], r["threads"]) for r in found):
         ours = [r for r in found if (r["runtime"], r["threads"]) == key]
         names = list(dict.fromkeys(r["candidate"] for r in ours))
-        lines += ["", f"{key[0]}, {key[1]} threads", "", row("task", "candidate", *HEADINGS), row(*["---"] * 11)]
+        lines += [
+            "",
+            f"{key[0]}, {key[1]} threads",
+            "",
+            row("task", "candidate", *HEADINGS),
+            row(*["---"] * (2 + len(HEADINGS))),
+        ]
         for task in dict.fromkeys(r["task"] for r in ours):
             lines += task_rows([r for r in ours if r["task"] == task], names)
     return "\n".join(lines)
@@ -168,15 +175,16 @@ HEADINGS = (
     "lengths",
     "choosing",
     "same text",
+    "pairs",
 )
 
 
 def task_rows(records: list[dict[str, Any]], names: list[str]) -> Iterable[str]:
     """A row for each adaptive candidate; of the fixed lengths only the best stands there, with its speed-up."""
     speeds = defaultdict[str, dict[tuple[int, int], float]](dict)
+    records = [r for r in records if r["tokens"] >= SHORTEST and r["others"] <= DISTURBED]
     for r in records:
-        if r["tokens"] >= SHORTEST:
-            speeds[r["candidate"]][r["prompt"], r["round"]] = (r["tokens"] - 1) / r["seconds"]
+        speeds[r["candidate"]][r["prompt"], r["round"]] = (r["tokens"] - 1) / r["seconds"]
     plain = speeds["plain"]
     if not plain:
         return
@@ -185,7 +193,7 @@ def task_rows(records: list[dict[str, Any]], names: list[str]) -> Iterable[str]:
     for name in names:
         if name == "plain" or "fixed" in name:
             continue
-        mine = [r for r in records if r["candidate"] == name and r["tokens"] >= SHORTEST]
+        mine = [r for r in records if r["candidate"] == name]
         rival = max((n for n in gains if not n.startswith("model") or name != "adaptive"), key=lambda n: gains[n])
         over = {base: [speeds[name][k] / s[k] for k in speeds[name] if k in s] for base, s in statics.items()}
         total = Counter[str]()
@@ -208,6 +216,7 @@ def task_rows(records: list[dict[str, Any]], names: list[str]) -> Iterable[str]:
             shares(lengths),
             f"{sum(r['planning_s'] for r in mine) / sum(r['seconds'] for r in mine):.1%}",
             f"{sum(r['same'] for r in mine)}/{len(mine)}",
+            str(len(over["plain"])),
         )
 
 
@@ -235,7 +244,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--prompts", type=Path, default=Path("../shared/data/prompts/spec_bench.jsonl"))
-    parser.add_argument("--tasks", nargs="*", choices=TASKS, help="of Spec-Bench; all, where neither these nor --sets are given")
+    parser.add_argument(
+        "--tasks", nargs="*", choices=TASKS, help="of Spec-Bench; all, where neither these nor --sets are given"
+    )
     parser.add_argument("--sets", nargs="*", choices=SETS)
     parser.add_argument("--count", type=int, default=5, help="prompts a task")
     parser.add_argument("--prompt-tokens", type=int, default=1024, help="longer prompts are left out")
@@ -253,17 +264,14 @@ def main(arguments: list[str]) -> int:
         if len(files) != 2:
             parser.error(f"{given.pair} holds {len(files)} GGUF files, not two")
         given.draft_model, given.model = str(files[0]), str(files[1])
-    records: list[dict[str, Any]] = []
     if given.report:
-        records = [json.loads(line) for file in given.report for line in file.read_text().splitlines()]
-    elif given.runtime is None:
+        print(report(Records.read(given.report)))
+        return 0
+    if given.runtime is None:
         parser.error("a runtime, or --report")
-    else:
-        measure(given, records)
-        if given.records:
-            with given.records.open("a") as file:
-                file.writelines(json.dumps(r) + "\n" for r in records)
-    print(report(records))
+    records = Records(given.records)
+    measure(given, records)
+    print(report(records.all))
     return 0
 
 

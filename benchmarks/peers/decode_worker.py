@@ -3,8 +3,8 @@
     python3.11 -m venv PEERS && PEERS/bin/pip install torch==2.13.0 transformers==5.24.0 economize==0.3.2
     PEERS/bin/python decode_worker.py MODEL_DIR DTYPE THREADS
 
-A line of JSON asks, a line of JSON answers: ``{"method": ..., "prompt": [ids], "tokens": n}`` and ``{"seconds": s, "tokens":
-[ids]}``. Seconds are of the whole call, prompt included. `speculation_peers.py` starts it.
+A line of JSON asks, a line of JSON answers: ``{"method": ..., "prompt": [ids], "tokens": n}`` and ``{"seconds": s, "cpu": s,
+"tokens": [ids]}``. Seconds are of the whole call, prompt included. `speculation_peers.py` starts it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -69,10 +69,10 @@ def main() -> None:
         asked = json.loads(line)
         prompt = torch.tensor([asked["prompt"]])
         with torch.inference_mode():
-            began = perf_counter()
+            began, cpu = perf_counter(), process_time()
             tokens = known[asked["method"]](prompt, asked["tokens"])
-            seconds = perf_counter() - began
-        print(json.dumps({"seconds": seconds, "tokens": tokens}), flush=True)
+            seconds, cpu = perf_counter() - began, process_time() - cpu
+        print(json.dumps({"seconds": seconds, "cpu": cpu, "tokens": tokens}), flush=True)
 
 
 if __name__ == "__main__":
