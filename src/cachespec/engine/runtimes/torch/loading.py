@@ -35,8 +35,17 @@ class Parts:
     switch: Switch
 
 
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A Hugging Face directory or a GGUF file. Raises ConfigError for what is neither, MissingDependencyError."""
+    if path.is_dir():
+        return HuggingFaceCheckpoint(path)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file or directory", key="model")
+    return GGUFCheckpoint(path)
+
+
 def load_parts(
-    path: Path,
+    checkpoint: Checkpoint,
     *,
     context: int,
     sequences: int,
@@ -45,36 +54,26 @@ def load_parts(
     int8: bool,
     report: Callable[[float], None],
 ) -> Parts:
-    """Read a checkpoint and put it on the device. `report` gets the loaded part, and may raise to stop.
+    """Read a checkpoint, put it on the device, and close it. `report` gets the loaded part, and may raise to stop.
 
-    Raises: ConfigError (no model, unsupported, damaged, context beyond what it was trained for, no room);
-    MissingDependencyError.
+    Raises: ConfigError (unsupported, damaged, context beyond what it was trained for, no room); MissingDependencyError.
     """
-    checkpoint = _open(path)
     try:
         _check_context(checkpoint, context)
         vocabulary = checkpoint.vocabulary()
         if vocabulary.size > checkpoint.config.vocab:
-            raise ConfigError(f"{path}: the tokenizer has more tokens than the model", key="model")
+            raise ConfigError(f"{checkpoint.path}: the tokenizer has more tokens than the model", key="model")
         switch = Switch()
         with torch.inference_mode():
             try:
                 decoder = Decoder(checkpoint, dtype, int8=int8, device=device, words=vocabulary.size, report=report)
             except torch.OutOfMemoryError as error:
-                raise ConfigError(f"{path} does not fit into {device}: {error}", key="model") from error
+                raise ConfigError(f"{checkpoint.path} does not fit into {device}: {error}", key="model") from error
             slab, step = _step(decoder, checkpoint, context, sequences, switch)
         info = _describe(checkpoint, vocabulary, decoder, slab, int8=int8)
     finally:
         checkpoint.close()
     return Parts(info=info, decoder=decoder, vocabulary=vocabulary, slab=slab, step=step, switch=switch)
-
-
-def _open(path: Path) -> Checkpoint:
-    if path.is_dir():
-        return HuggingFaceCheckpoint(path)
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file or directory", key="model")
-    return GGUFCheckpoint(path)
 
 
 def _check_context(checkpoint: Checkpoint, context: int) -> None:

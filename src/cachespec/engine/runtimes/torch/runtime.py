@@ -11,8 +11,9 @@ import torch
 
 from cachespec.engine.runtimes.base import Interrupted, Span
 from cachespec.engine.runtimes.torch.attention import Piece
+from cachespec.engine.runtimes.torch.checkpoint import Checkpoint
 from cachespec.engine.runtimes.torch.devices import Precision, Threads, fastest, library, pick_device, pick_precision
-from cachespec.engine.runtimes.torch.loading import Parts, load_parts
+from cachespec.engine.runtimes.torch.loading import Parts, load_parts, open_checkpoint
 from cachespec.engine.sampling import Sampling
 from cachespec.errors import OutOfPagesError
 
@@ -40,7 +41,7 @@ class TorchRuntime:
     @classmethod
     def load(
         cls,
-        path_or_dir: Path | str,
+        model: Path | str | Checkpoint,
         *,
         context: int,
         sequences: int,
@@ -53,6 +54,7 @@ class TorchRuntime:
         """Load a Hugging Face directory or a GGUF file. Takes seconds; not for an event loop's thread.
 
         Args:
+            model: its path, or any other open checkpoint.
             context: tokens that each of the `sequences` has room for.
             device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
             dtype: ``float32``, ``bfloat16``, ``int8`` (weights only), or ``auto``: bfloat16 where the hardware has it.
@@ -61,8 +63,7 @@ class TorchRuntime:
             width: the most tokens a call takes.
 
         Raises: ConfigError (no model, unsupported, damaged, context beyond what it was trained for, no such device,
-        no room);
-        MissingDependencyError.
+        no room); MissingDependencyError.
         """
 
         def report(part: float) -> None:
@@ -74,7 +75,7 @@ class TorchRuntime:
         team = Threads(threads or torch.get_num_threads())
         team.use()
         parts = load_parts(
-            Path(path_or_dir),
+            open_checkpoint(Path(model)) if isinstance(model, (str, Path)) else model,
             context=context,
             sequences=sequences,
             device=where,
