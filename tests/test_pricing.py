@@ -503,3 +503,28 @@ def test_recorded_bills_are_what_we_compute(shared_data: Path) -> None:
         assert cost.amount == record["usage"]["cost"], record
         checked += 1
     assert checked > 10
+
+
+@given(
+    st.lists(st.tuples(st.times(), st.times()), max_size=3),
+    st.datetimes(min_value=datetime(2026, 1, 1), max_value=datetime(2027, 1, 1), timezones=st.just(UTC)),
+    st.sampled_from([None, {}, {"service_tier": "priority"}, {"service_tier": "flex"}, {"speed": "fast"}]),
+    st.integers(0, 300_000),
+)
+def test_what_holds_now_is_what_holds_at_this_time(hours: Any, at: datetime, billing: Any, size: int) -> None:
+    """Prices are worked out once for a stretch of time; at every moment of it they are those of that moment."""
+    tiers = ((0, Decimal(1)), (200_000, Decimal("0.5")))
+    prices = {INPUT: tiers, OUTPUT: ((0, Decimal(3)), (100_000, Decimal(4))), "5m": ((0, Decimal(2)),)}
+    lists = [PriceList(prices={**prices, INPUT: ((0, Decimal(n + 5)),)}, hours=span) for n, span in enumerate(hours)]
+    started = PriceList(prices={**prices, INPUT: ((0, Decimal(9)),)}, start=datetime(2026, 7, 1).date())
+    priority = PriceList(prices={INPUT: ((0, Decimal(20)),)}, when=(("service_tier", "priority"),))
+    rates = TokenRates(source="s", price_date=None, lists=(*lists, started, PriceList(prices=prices)), variants=(priority,))
+    usage = Usage(uncached=size, cache_read=0, cache_write={}, output=100)
+    since, until = rates._around(at)
+    assert since <= at < until
+    for moment in (since, at, until - timedelta(microseconds=1)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cachespec._rates.unix_time", moment.timestamp)
+            assert rates.cost(usage, billing=billing) == rates.cost(usage, billing=billing, at=moment)
+            now = rates.worst(input_tokens=size, output_tokens=100, billing=billing)
+            assert now == rates.worst(input_tokens=size, output_tokens=100, billing=billing, at=moment)

@@ -229,9 +229,11 @@ def trace(
 
 def _place(keys: list[Key], ends: list[int], count: int, salt: Hashable) -> Hashable:
     """Where to look for the first `count` keys: cheap to make, rarely the same for different ones. `ends` sums their sizes."""
-    key = keys[count - 1]
-    tail = key[-32:] if isinstance(key, bytes) else "" if key[0] is _TREE else key[1][-32:]
-    return count, ends[count - 1], tail, salt
+    return count, ends[count - 1], _tail(keys[count - 1]), _tail(keys[count // 2]), _tail(keys[0]), salt
+
+
+def _tail(key: Key) -> str | bytes:
+    return key[-32:] if isinstance(key, bytes) else "" if key[0] is _TREE else key[1][-32:]
 
 
 def _size(key: Key) -> int:
