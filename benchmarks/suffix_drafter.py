@@ -65,6 +65,34 @@ def costs() -> None:
     print(f"drafting, at every token    {took / 4000 * 1e6:6.1f} us a step, {took / count * 1e6:.1f} us a drafted token")
 
 
+def planning() -> None:
+    """What a step costs beside the model's call: a draft found, its length chosen, what became of it scored."""
+    rng = random.Random(1)
+    free = [int(rng.paretovariate(0.5)) % 50_000 for _ in range(1500)]
+    copied = [rng.randrange(50_000) for _ in range(400)] * 4
+    for kind, text in (("free text", free), ("copied text", copied)):
+        for name in ("llama.cpp Q4_1", "torch bfloat16"):
+            table = CostTable({1: {n: ms / 1000 for n, ms in TABLES[name].items()}})
+            control = SpeculationControl(Goodput(), SuffixDrafter(), costs=CostModel(table), max_tokens=64)
+            track, at = control.open(text[:500], sampling=HOW, namespace=b"n", output=1000), 500
+            control.plan([track], [1000])
+            times = []
+            while at < 1400:
+                start = perf_counter()
+                plans = control.plan([track], [1500 - at])
+                planned = perf_counter() - start
+                draft = plans[0].draft.tokens
+                right = next((i for i, token in enumerate(draft) if token != text[at + i]), len(draft))
+                outcome = Outcome(right, text[at : at + right + 1])
+                took = table.seconds(1, 1 + len(draft))
+                start = perf_counter()
+                control.settle([track], plans, [outcome], took)
+                times.append(planned + perf_counter() - start)
+                at += right + 1
+            middle = sorted(times)[len(times) // 2]
+            print(f"a step, {kind:11} on {name:14} {middle * 1e6:6.1f} us, {(1400 - 500) / len(times):.1f} tokens a step")
+
+
 def recorded(folder: Path) -> dict[str, list[Answer]]:
     """Conversations as pairs of what came before and an answer, in tokens of the small model."""
     from cachespec.engine.models import find_model
@@ -113,6 +141,7 @@ def play(answers: Sequence[Answer], policy: AcceptancePolicy, table: CostTable) 
 
 def main() -> None:
     costs()
+    planning()
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "../shared/data/agents")
     if not folder.is_dir():
         print(f"{folder}: no recorded conversations")

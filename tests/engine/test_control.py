@@ -7,9 +7,11 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.engine.markov import MarkovRuntime, random_logits
 from tests.engine.simulate import FLAT, GREEDY, STEEP, Clock, PaperDrafter, table
 
@@ -19,7 +21,7 @@ from cachespec.engine.drafters.suffix import SuffixDrafter
 from cachespec.engine.estimates import DrafterEstimate, RequestEstimate
 from cachespec.engine.runtimes.base import Span
 from cachespec.engine.sampling import Sampling
-from cachespec.engine.speculation import CostTable
+from cachespec.engine.speculation import Choice, CostTable, Step
 from cachespec.errors import InputError
 from cachespec.policies.acceptance import Fixed, Goodput, Never
 
@@ -52,6 +54,42 @@ def test_costs_between_and_beyond_measured_points() -> None:
     for points in wrong:
         with pytest.raises(InputError):
             CostTable(points)
+
+
+ROWS = st.dictionaries(st.integers(1, 40), st.floats(0.1, 9), min_size=1, max_size=6)
+
+
+@given(st.dictionaries(st.sampled_from([1, 2, 4, 7]), ROWS, min_size=1), st.integers(1, 9), st.integers(1, 60))
+def test_no_call_with_drafts_costs_less_than_the_cheapest(rows: dict[int, dict[int, float]], batch: int, most: int) -> None:
+    costs = CostTable({b: {b - 1 + n: s for n, s in row.items()} for b, row in rows.items()})
+    least = min(costs.seconds(batch, batch + n) for n in range(1, most + 1))
+    assert costs.cheapest(batch, most) == pytest.approx(least)
+
+
+class Asked(Goodput):
+    """Counts how often it is asked."""
+
+    asked: ClassVar[list[int]] = []
+
+    def choose(self, step: Step) -> Sequence[Choice]:
+        self.asked.append(len(step.candidates))
+        return super().choose(step)
+
+
+def test_why_nothing_can_be_drafted_is_asked_once() -> None:
+    policy = Asked(min_output_tokens=10)
+    Asked.asked.clear()
+    control = SpeculationControl(policy, SuffixDrafter(), costs=CostModel(table(FLAT)), max_tokens=64)
+    tracks = [control.open([1, 2, 3], sampling=GREEDY, namespace=None, output=n) for n in (5, 50)]
+    for i in range(6):
+        plans = control.plan(tracks, [40, 40])
+        assert [(plan.choice.length, plan.choice.reason) for plan in plans] == [(0, "short_output"), (0, "no_gain")]
+        control.settle(tracks, plans, [Outcome(0, [10 + i]), Outcome(0, [20 + i])], 0.0229)
+    assert Asked.asked == [2]
+    control.accept(tracks[1], [1, 2])  # now there is something to draft
+    (plan,) = control.plan(tracks[1:], [40])
+    assert plan.draft.tokens[:1] == (3,) or plan.choice.reason == "no_gain"
+    assert Asked.asked == [2, 1]
 
 
 class TickingRuntime(MarkovRuntime):

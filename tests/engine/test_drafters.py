@@ -107,11 +107,14 @@ def test_the_automaton_finds_the_longest_earlier_match_at_every_moment(text: lis
             assert automaton.step(state, text[ends[0]]) > 0
             follow = dict(automaton.following(state))
             assert set(follow) == {so_far[j] for j in ends}
-            found = automaton.best(state)
-            assert found is not None
-            token_found, reached, times, total = found
-            assert follow[token_found] == reached
-            assert 0 < times <= total
+            tokens, confidence = automaton.follow(1, floor=0.0, doubt=1.0)
+            assert tokens[0] in follow
+            # Up to the depth of counting, these are the exact numbers.
+            came = Counter(so_far[j] for j in ends)
+            if size < DEPTH and i < DEPTH:
+                assert came[tokens[0]] == max(came.values())
+                assert confidence[0] == came[tokens[0]] / (len(ends) + 1 / size)
+            assert 0 < confidence[0] < 1
     assert len(automaton._length) <= max(2, 2 * len(text))
 
 
@@ -119,16 +122,12 @@ def test_it_counts_what_followed_and_takes_the_latest_of_equals() -> None:
     automaton = SuffixAutomaton()
     for token in [7, 5, 1, 8, 5, 1, 6, 5, 2, 3, 5]:
         automaton.append(token)
-    state, size = automaton.match()
-    assert size == 1
-    found = automaton.best(state)
-    assert found is not None
-    assert (found[0], found[2], found[3]) == (1, 2, 3)
+    assert automaton.match()[1] == 1
+    assert automaton.follow(1, floor=0, doubt=1) == ([1], [2 / (3 + 1)])
     for token in [2, 4, 5]:
         automaton.append(token)
-    found = automaton.best(automaton.match()[0])
-    assert found is not None
-    assert (found[0], found[2], found[3]) == (2, 2, 4)
+    assert automaton.follow(1, floor=0, doubt=1) == ([2], [2 / (4 + 1)])
+    assert automaton.follow(1, floor=0.5, doubt=1) == ([], [])
 
 
 def test_its_memory_is_what_it_says_and_its_time_is_linear() -> None:

@@ -91,15 +91,19 @@ class SpeculationStats:
         return self.emitted / self.seconds if self.seconds else None
 
 
+_NOTHING: Final = Draft(source="")
+
+
 class Track:
     """One request, as the control sees it."""
 
-    __slots__ = ("credit", "estimates", "inner", "output", "previous", "shadow", "shadow_at")
+    __slots__ = ("credit", "estimates", "idle", "inner", "output", "previous", "shadow", "shadow_at")
 
     def __init__(self, inner: Any, estimates: dict[str, RequestEstimate], output: int) -> None:
         self.inner, self.estimates, self.output = inner, estimates, output
         self.credit: float | None = None  # in seconds; None until costs are known
         self.previous = 0
+        self.idle: Choice | None = None  # what the policy chose when there was nothing to draft
         self.shadow: Draft | None = None
         self.shadow_at = 0
 
@@ -129,6 +133,7 @@ class SpeculationControl:
         self._max_tokens, self._fits, self._vendor = max_tokens, fits, vendor_optimises
         names = drafter.sources if drafter is not None else ()
         self._estimates = {name: DrafterEstimate() for name in names}
+        self._empty = {name: Draft(source=name) for name in ("", *names)}
         self._draft_s: dict[str, float] = {}  # seconds a drafted token, of drafters that have to compute it
         self._time: dict[str, float] = dict.fromkeys(names, 0.0)
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
@@ -151,20 +156,36 @@ class SpeculationControl:
         """Choose and draft, for sequences that may still emit so many tokens each."""
         drafter, most, began = self._drafter, self._policy.max_length, self._clock()
         if drafter is None or not most:
-            hints = [Draft(source="") for _ in tracks]
+            hints = [_NOTHING] * len(tracks)
         else:
             hints = drafter.prospects([t.inner for t in tracks], most)
+            idle = self._idle(tracks, hints)
+            if idle is not None:
+                self._planning = self._clock() - began
+                return idle
         step = self.step(tracks, hints, remaining)
         choices = self._policy.choose(step)
+        drafting = False
         for track, hint, choice in zip(tracks, hints, choices, strict=True):
-            if not choice.length and hint.tokens and track.shadow is None:
+            if choice.length:
+                drafting = True
+            elif not hint.tokens:
+                track.idle = None if hint.pending else choice
+            elif track.shadow is None:
                 track.shadow, track.shadow_at = hint, 0
-        drafts = self._draft(tracks, hints, choices)
+        drafts = self._draft(tracks, hints, choices) if drafting else [self._empty[hint.source] for hint in hints]
         self._planning = self._clock() - began
         return [
             Plan(draft=draft, choice=choice, computed=hint.pending)
             for draft, choice, hint in zip(drafts, choices, hints, strict=True)
         ]
+
+    def _idle(self, tracks: Sequence[Track], hints: Sequence[Draft]) -> list[Plan] | None:
+        """Where there is nothing to draft, and the policy was asked before why that is: the plans."""
+        for track, hint in zip(tracks, hints, strict=True):
+            if hint.tokens or hint.pending or track.idle is None:
+                return None
+        return [Plan(draft=h, choice=t.idle) for t, h in zip(tracks, hints, strict=True) if t.idle is not None]
 
     def step(self, tracks: Sequence[Track], hints: Sequence[Draft], remaining: Sequence[int]) -> Step:
         """What the policy is asked."""
@@ -237,8 +258,13 @@ class SpeculationControl:
         batch = len(tracks)
         drafted = sum(len(plan.draft.tokens) for plan in plans)
         plain = table.seconds(batch, batch)
-        more = (table.seconds(batch, batch + drafted) - plain) / drafted if drafted else 0.0
         self._probe_credit = min(self._probe_credit + PROBING * plain, _SAVED_PROBES * plain)
+        share = plain / batch
+        if not drafted:
+            for track in tracks:
+                track.credit = min((track.credit or 0.0) + share * RISK, _MOST * share)
+            return
+        more = (table.seconds(batch, batch + drafted) - plain) / drafted
         for track, plan, outcome in zip(tracks, plans, outcomes, strict=True):
             draft = plan.draft
             cost = len(draft.tokens) * (more + (self._draft_s.get(draft.source, 0.0) if plan.computed else 0.0))
@@ -246,7 +272,6 @@ class SpeculationControl:
                 self._probe_s += cost
                 self._probe_credit -= cost
             else:
-                share = plain / batch
                 saved = outcome.accepted * share + (outcome.accepted + 1) * share * RISK - cost
                 track.credit = min((track.credit or 0.0) + saved, _MOST * share)
 

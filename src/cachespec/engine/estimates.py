@@ -33,7 +33,7 @@ class DrafterEstimate:
 
     def chance(self, confidence: float) -> float:
         """How often a token of this confidence was right."""
-        i = min(int(confidence * _BINS), _BINS - 1)
+        i = int(confidence * _BINS) if confidence < 1 else _BINS - 1
         return self._hits[i] / self._tries[i]
 
     @property
@@ -66,9 +66,10 @@ class RequestEstimate:
     def chances(self, confidence: Sequence[float]) -> tuple[float, ...]:
         """For each token of a draft the chance that it is right if those before it are; without those that never survive."""
         factor = (self._missed + _LEFT) / (self._expected + _LEFT)
-        result, survival = [], 1.0
+        result, survival, rate = [], 1.0, self._drafter.chance
         for c in confidence:
-            chance = min(_HIGHEST, max(0.0, 1 - factor * (1 - self._drafter.chance(c))))
+            chance = 1 - factor * (1 - rate(c))
+            chance = 0.0 if chance < 0 else _HIGHEST if chance > _HIGHEST else chance
             survival *= chance
             if survival < _HOPELESS:
                 break

@@ -320,7 +320,7 @@ class Engine:
             for part in parts:
                 self._slots.sync(part.lease)
             self._share(parts, perf_counter() - start)
-            if isinstance(error, OutOfPagesError) and not self._slots.evict(sum(len(p.evaluated) for p in parts)):
+            if isinstance(error, OutOfPagesError) and not self._slots.evict(sum(p.count for p in parts)):
                 self._preempt(parts, error)
             return
         drawn = self._stepper.draw(parts, rows)
@@ -331,7 +331,7 @@ class Engine:
 
     def _fit(self, parts: list[Part]) -> list[Part]:
         """Make room for a step: by what is kept, then without drafts, then without the youngest."""
-        while parts and not self._slots.make_room(sum(len(part.evaluated) for part in parts)):
+        while parts and not self._slots.make_room(sum(part.count for part in parts)):
             if any(part.drafts for part in parts):
                 for part in parts:
                     part.clip(0)
@@ -353,9 +353,9 @@ class Engine:
 
     def _share(self, parts: List[Part], seconds: float) -> None:
         """Split a step's seconds by tokens evaluated, and note how fast that was."""
-        total = sum(len(part.evaluated) for part in parts)
+        total = sum(part.count for part in parts)
         for part in parts:
-            own = seconds * len(part.evaluated) / total
+            own = seconds * part.count / total
             part.sequence.busy_s += own
             if len(part.tokens) > 1:
                 self.prefill_speed.add(len(part.tokens), own)

@@ -33,7 +33,7 @@ class CostTable:
     sequence; beyond them the last slope goes on. Immutable. InputError for points that cannot be costs.
     """
 
-    __slots__ = ("_batches", "_known", "points")
+    __slots__ = ("_batches", "_cheapest", "_known", "points")
 
     def __init__(self, points: Mapping[int, Mapping[int, float]]) -> None:
         self.points = {batch: dict(sorted(points[batch].items())) for batch in sorted(points)}
@@ -44,12 +44,26 @@ class CostTable:
             raise InputError("a table of costs needs at least one point", field="costs")
         self._batches = list(self.points)
         self._known: dict[tuple[int, int], float] = {}
+        self._cheapest: dict[tuple[int, int], float] = {}
 
     def seconds(self, batch: int, tokens: int) -> float:
         """Of a call for `batch` sequences with `tokens` tokens in all."""
         found = self._known.get((batch, tokens))
         if found is None:
             found = self._known[batch, tokens] = self._interpolate(batch, tokens)
+        return found
+
+    def cheapest(self, batch: int, most: int) -> float:
+        """The least that a call with any draft costs, of 1 to `most` (at least 1) tokens more than one a sequence."""
+        found = self._cheapest.get((batch, most))
+        if found is None:
+            # A line in pieces: the least stands where two of them meet. Between batch sizes those of both neighbours do.
+            at = bisect_right(self._batches, batch)
+            rows = self._batches[max(0, at - 1) : at + 1]
+            meet = {1, most} | {n - batch for row in rows for n in self.points[row]}
+            meet |= {n * batch // row + up - batch for row in rows for n in self.points[row] for up in (0, 1)}
+            found = min(self.seconds(batch, batch + n) for n in meet if 1 <= n <= most)
+            self._cheapest[batch, most] = found
         return found
 
     def _interpolate(self, batch: int, tokens: int) -> float:

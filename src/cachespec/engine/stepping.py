@@ -49,6 +49,12 @@ class Part:
         return [*self.tokens, *self.drafts]
 
     @property
+    def count(self) -> int:
+        """How many tokens are evaluated."""
+        plan = self.plan
+        return len(self.tokens) + (0 if plan is None else len(plan.draft.tokens))
+
+    @property
     def rows(self) -> int:
         return 1 + len(self.drafts) if self.draws else 0
 
@@ -118,6 +124,8 @@ class Stepper:
         budget = max(0, budget)
         for (part, _), plan, remaining in zip(drafted, plans, left, strict=True):
             part.plan = plan
+            if not plan.draft.tokens:
+                continue
             drafts = clip(part.drafts, room=info.context - part.lease.held, left=remaining, is_end=self._runtime.is_end)[
                 : budget if info.rewinds else 0
             ]
@@ -129,7 +137,7 @@ class Stepper:
         """The next chunks of prompts. The last token of one is drawn from at once."""
         if not missing:
             return []
-        beside = sum(len(part.evaluated) for part in decoding)
+        beside = sum(part.count for part in decoding)
         most = min(self._chunk, self._width - beside)
         table = None if self._costs is None else self._costs.table
         streams = len(decoding)
@@ -154,7 +162,7 @@ class Stepper:
         spans = [Span(sequence=p.lease.slot, start=p.lease.held, tokens=p.evaluated, rows=p.rows) for p in parts]
         rows = self._runtime.evaluate(spans)
         for part in parts:
-            part.lease.held += len(part.evaluated)
+            part.lease.held += part.count
         return rows
 
     def draw(self, parts: List[Part], rows: List[int]) -> list[Drawn]:
@@ -251,12 +259,12 @@ class Stepper:
         """Tell the drafter and the policy what became of a step, by the time it took; what is to be told the readers."""
         control = self._control
         prefilling = sum(len(d.part.tokens) for d in drawn if len(d.part.tokens) > 1)
-        decoding = sum(len(d.part.evaluated) for d in drawn if len(d.part.tokens) == 1)
+        decoding = sum(d.part.count for d in drawn if len(d.part.tokens) == 1)
         self._pace.observe(seconds, decoding=decoding, prefilling=prefilling)
         known = [(d.part, d.settled) for d in drawn if d.settled is not None and d.part.plan is not None]
         if control is not None and known:
-            everything = sum(len(d.part.evaluated) for d in drawn)
-            tokens = sum(len(part.evaluated) for part, _ in known)
+            everything = sum(d.part.count for d in drawn)
+            tokens = sum(part.count for part, _ in known)
             control.settle(
                 [part.track for part, _ in known if part.track is not None],
                 [part.plan for part, _ in known if part.plan is not None],

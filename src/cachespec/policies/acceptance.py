@@ -21,6 +21,9 @@ _DOUBT = 0.2
 """No draft is taken to fail less often than this, when its risk is weighed."""
 
 
+_NO_GAIN = Choice(length=0, reason="no_gain", gain=1.0)
+
+
 def guard(step: Step, candidate: Candidate, *, min_acceptance: float, min_output_tokens: int) -> ReasonCode | None:
     """What speaks against speculating at all: None, or why. The classic rules, in the order in which they are cheapest."""
     if step.fits is False:
@@ -69,18 +72,34 @@ class Goodput:
             return [Choice(length=0, reason=reason or "eval_required") for reason in barred]
         if step.anchor:
             return [Choice(length=0, reason=reason or "eval_required", gain=1.0) for reason in barred]
-        allowed = [0 if r else self._allowed(c, len(candidates), costs) for r, c in zip(barred, candidates, strict=True)]
-        lengths, gain = _allocate(candidates, allowed, costs, step.max_tokens)
-        if gain < (1.0 if any(c.previous for c in candidates) else _ENTER):
-            lengths, gain = [0] * len(candidates), 1.0
+        least = 1.0 if any(c.previous for c in candidates) else _ENTER
+        lengths, gain = [0] * len(candidates), 1.0
+        if _promises(step, costs, self.max_length) >= least:
+            found = self._within_credit(step, [0 if reason else self.max_length for reason in barred], costs, least)
+            lengths, gain = (lengths, gain) if found is None else found
         probed = self._probe(step, barred, lengths, costs)
         result = []
         for i, (length, reason) in enumerate(zip(lengths, barred, strict=True)):
             if i == probed:
                 result.append(Choice(length=1, reason="eval_required", gain=gain))
+            elif not length and reason is None and gain == 1.0:
+                result.append(_NO_GAIN)
             else:
                 result.append(Choice(length=length, reason=reason or ("gain" if length else "no_gain"), gain=gain))
         return result
+
+    def _within_credit(
+        self, step: Step, limits: Sequence[int], costs: CostTable, least: float
+    ) -> tuple[list[int], float] | None:
+        """The best lengths that limits and the requests' credit allow, and their gain; None: they do not gain enough."""
+        lengths, gain = _allocate(step, limits, costs)
+        if gain < least:
+            return None
+        batch = len(limits)
+        credit = [self._allowed(c, batch, costs) if most else 0 for c, most in zip(step.candidates, limits, strict=True)]
+        if any(length > most for length, most in zip(lengths, credit, strict=True)):
+            lengths, gain = _allocate(step, credit, costs)
+        return (lengths, gain) if gain >= least else None
 
     def _allowed(self, candidate: Candidate, batch: int, costs: CostTable) -> int:
         """The longest draft that the request's credit covers, or that promises so much that it needs none."""
@@ -95,6 +114,8 @@ class Goodput:
 
     def _probe(self, step: Step, barred: Sequence[ReasonCode | None], lengths: Sequence[int], costs: CostTable) -> int | None:
         """The sequence to probe, if any: one that is off, that nothing is learned of meanwhile, and that time allows for."""
+        if all(candidate.scored for candidate in step.candidates):
+            return None
         batch = len(step.candidates)
         price = costs.seconds(batch, batch + 1) - costs.seconds(batch, batch)
         for i, candidate in enumerate(step.candidates):
@@ -106,20 +127,29 @@ class Goodput:
         return None
 
 
-def _allocate(
-    candidates: Sequence[Candidate], allowed: Sequence[int], costs: CostTable, max_tokens: int
-) -> tuple[list[int], float]:
+def _promises(step: Step, costs: CostTable, most: int) -> float:
+    """A bound of what any lengths can gain, at next to no cost: every token there is, for the least that any call takes."""
+    batch = len(step.candidates)
+    tokens = sum(sum(survivals(c.chances[:most])) for c in step.candidates)
+    room = min(step.max_tokens - batch, most * batch)
+    return (1 + tokens / batch) * costs.seconds(batch, batch) / costs.cheapest(batch, room) if tokens and room > 0 else 0.0
+
+
+def _allocate(step: Step, allowed: Sequence[int], costs: CostTable) -> tuple[list[int], float]:
     """The best lengths within what is allowed, and their goodput over that of plain decoding."""
+    candidates, seconds = step.candidates, costs.seconds
     batch = len(candidates)
-    chances = [survivals(c.chances[:most]) for c, most in zip(candidates, allowed, strict=True)]
+    chances = [survivals(c.chances[: longest(c, most)]) for c, most in zip(candidates, allowed, strict=True)]
     # The most probable token of all first. Survival never grows along a draft, so these are always whole beginnings.
-    order = sorted(((-s, j, i) for i, row in enumerate(chances) for j, s in enumerate(row)))
-    plain = batch / costs.seconds(batch, batch)
+    order = [(-s, j, i) for i, row in enumerate(chances) for j, s in enumerate(row)]
+    if batch > 1:
+        order.sort()
+    plain = batch / seconds(batch, batch)
     emitted, drafting, best, taken = float(batch), 0.0, plain, 0
-    for n, (survival, _, i) in enumerate(order[: max(0, max_tokens - batch)], start=1):
+    for n, (survival, _, i) in enumerate(order[: max(0, step.max_tokens - batch)], start=1):
         emitted -= survival
         drafting += candidates[i].draft_s
-        goodput = emitted / (costs.seconds(batch, batch + n) + drafting)
+        goodput = emitted / (seconds(batch, batch + n) + drafting)
         if goodput > best:
             best, taken = goodput, n
     lengths = [0] * batch

@@ -2,8 +2,8 @@
 
 The automaton of Blumer et al. (1985), built online: amortised constant time a token, at most two states a token. A state
 stands for the contexts that end at the same places. Beside its suffix link and length, each knows how many places those
-are, and the last of them; to keep a token's cost constant these two are brought up to date for the `DEPTH` longest contexts
-only, which misses something in texts such as "a a a a a ..." alone.
+are, and what followed most often, of equals the latest; to keep a token's cost constant these are brought up to date for
+the `DEPTH` longest contexts only, which misses something in texts such as "a a a a a ..." alone.
 
 Nearly all states have one transition. So the first one of each stands in flat arrays, and only more need a dict.
 """
@@ -17,12 +17,13 @@ from typing import Final
 DEPTH: Final = 8
 STATE_BYTES: Final = 84
 """Memory of a state, measured, dicts of branching states spread over all."""
+_BEST: Final = -1  # among further transitions: the token that followed most often
 
 
 class SuffixAutomaton:
-    """States are numbers, 0 the empty context. `text` are the tokens so far."""
+    """States are numbers, 0 the empty context. `text` are the tokens so far, `count` how often each state occurred."""
 
-    __slots__ = ("_length", "_link", "_more", "_next", "_token", "count", "last", "recent", "text")
+    __slots__ = ("_length", "_link", "_more", "_next", "_token", "count", "last", "text")
 
     def __init__(self) -> None:
         self.text = array("i")
@@ -30,7 +31,7 @@ class SuffixAutomaton:
         self._length, self._link = array("i", [0]), array("i", [-1])
         self._token, self._next = array("i", [-1]), array("i", [-1])  # the first transition of each state
         self._more: dict[int, dict[int, int]] = {}
-        self.count, self.recent = array("i", [0]), array("i", [0])
+        self.count = array("i", [0])
 
     @property
     def bytes(self) -> int:
@@ -39,11 +40,16 @@ class SuffixAutomaton:
 
     def append(self, token: int) -> None:
         """Extend the text. Written out flat: it runs for every token of every prompt."""
-        length, link, first, after, more = self._length, self._link, self._token, self._next, self._more
-        count, recent = self.count, self.recent
-        position, at, new = len(self.text), self.last, len(length)
+        length, link, first, after = self._length, self._link, self._token, self._next
+        more, count = self._more, self.count
+        before = at = self.last
+        new = len(length)
         self.text.append(token)
-        self._add(length[at] + 1, 0, -1, -1, 0, position)
+        length.append(length[at] + 1)
+        link.append(0)
+        first.append(-1)
+        after.append(-1)
+        count.append(0)
         found = -1
         while at >= 0:
             known = first[at]
@@ -58,31 +64,39 @@ class SuffixAutomaton:
                     break
                 more[at][token] = new
             else:
-                more[at] = {token: new}
+                more[at] = {token: new, _BEST: known}
             at = link[at]
         if found >= 0:
             link[new] = found if length[found] == length[at] + 1 else self._split(at, token, found)
         self.last = at = new
         for _ in range(DEPTH):
             count[at] += 1
-            recent[at] = position
             at = link[at]
             if at <= 0:
                 break
-
-    def _add(self, length: int, link: int, token: int, after: int, count: int, recent: int) -> None:
-        self._length.append(length)
-        self._link.append(link)
-        self._token.append(token)
-        self._next.append(after)
-        self.count.append(count)
-        self.recent.append(recent)
+        for _ in range(DEPTH):
+            if before <= 0:
+                break
+            if before in more:
+                others = more[before]
+                best = others[_BEST]
+                if best != token:
+                    common = first[before]
+                    now = after[before] if common == token else others[token]
+                    then = after[before] if common == best else others[best]
+                    if count[now] >= count[then]:
+                        others[_BEST] = token
+            before = link[before]
 
     def _split(self, at: int, token: int, found: int) -> int:
         """Cut a successor of `at` that stands for longer contexts too down to what is one token longer than `at`."""
         link, first, after, more = self._link, self._token, self._next, self._more
         clone = len(link)
-        self._add(self._length[at] + 1, link[found], first[found], after[found], self.count[found], self.recent[found])
+        self._length.append(self._length[at] + 1)
+        link.append(link[found])
+        first.append(first[found])
+        after.append(after[found])
+        self.count.append(self.count[found])
         if found in more:
             more[clone] = dict(more[found])
         link[found] = clone
@@ -110,19 +124,36 @@ class SuffixAutomaton:
         """What followed a context: tokens, and the states they lead to."""
         if self._token[state] >= 0:
             yield self._token[state], self._next[state]
-            yield from self._more.get(state, {}).items()
+            yield from ((token, after) for token, after in self._more.get(state, {}).items() if token != _BEST)
 
-    def best(self, state: int) -> tuple[int, int, int, int] | None:
-        """What followed a context most often, of equals the latest: token, its state, how often, and how often any did."""
-        token = self._token[state]
-        if token < 0:
-            return None
-        follower, more = self._next[state], self._more.get(state)
-        times = total = self.count[follower]
-        if more is not None:
-            for other, reached in more.items():
-                n = self.count[reached]
-                total += n
-                if n > times or (n == times and self.recent[reached] > self.recent[follower]):
-                    token, follower, times = other, reached, n
-        return token, follower, times, total
+    def follow(self, limit: int, *, floor: float, doubt: float) -> tuple[list[int], list[float]]:
+        """What followed the longest match of the text's end most often, and what followed that, at most `limit` tokens.
+
+        With each its confidence, ``n / (N + doubt / size)``: it came n of N times after a context of `size` tokens, and
+        `doubt / size` is how many other continuations such a context is believed to have that were not seen: long matches
+        seldom go on otherwise. It ends where the product of confidences falls below `floor`.
+        """
+        first, after, more, count = self._token, self._next, self._more, self.count
+        state, size = self.match()
+        tokens: list[int] = []
+        confidence: list[float] = []
+        path, here = 1.0, 1  # the text ends with the matched context, after which nothing came yet
+        while size and len(tokens) < limit:
+            token = first[state]
+            if token < 0:
+                break
+            total, reached = count[state] - here, after[state]
+            if state in more:
+                best = more[state][_BEST]
+                if best != token:
+                    token, reached = best, more[state][best]
+            times = count[reached]
+            sure = times / ((total if total > times else times) + doubt / size)
+            path *= sure
+            if path < floor:
+                break
+            tokens.append(token)
+            confidence.append(sure)
+            state, here = reached, 0
+            size += 1
+        return tokens, confidence

@@ -41,7 +41,7 @@ class Draft:
 
     def first(self, length: int) -> Draft:
         """The first `length` tokens of it."""
-        if length >= len(self.tokens):
+        if length >= len(self.tokens) and not self.pending:
             return self
         return Draft(source=self.source, tokens=self.tokens[:length], confidence=self.confidence[:length])
 

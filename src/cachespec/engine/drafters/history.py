@@ -21,6 +21,7 @@ TOKEN_BYTES: Final = 190
 """Memory of one indexed token: its hash, its place, its entry in a dict that may have just grown. Measured: 130 to 180."""
 
 _Place: TypeAlias = tuple[int, int]
+_HASH: Final = (1 << 60) - 1  # sixty bits make a smaller integer than 64
 _SHIFT: Final = 24  # a place is the answer's number and the position in it, in one integer
 
 
@@ -81,8 +82,8 @@ class History:
         places = self._places.get(namespace)
         if places is None or len(text) < GRAM:
             return []
-        gram = next(iter(_grams(array("i", text[-GRAM:]), GRAM, places=1)))
-        return [(place >> _SHIFT, place & (1 << _SHIFT) - 1) for place in _all(places.get(gram))]
+        found = places.get(hash(array("i", text[-GRAM:]).tobytes()) & _HASH)
+        return [] if found is None else [(place >> _SHIFT, place & (1 << _SHIFT) - 1) for place in _all(found)]
 
     def find(self, namespace: bytes, text: Sequence[int], limit: int) -> tuple[int, int, int, Sequence[int]] | None:
         """What followed the end of `text` in earlier answers, at most `limit` tokens.
@@ -90,9 +91,12 @@ class History:
         The longest match of it decides; of several the continuation most of them have, then the latest. None, or: the
         length of the match, how many of the longest agree on the next token, how many there are, and the tokens.
         """
+        places = self._look(namespace, text)
+        if not places:
+            return None
         best = GRAM
         longest: list[_Place] = []
-        for number, at in self._look(namespace, text):
+        for number, at in places:
             tokens = self._answers[number][1]
             size, most = 0, min(CONTEXT, at, len(text))
             while size < most and tokens[at - size - 1] == text[-size - 1]:
@@ -113,13 +117,12 @@ class History:
             self._answers.move_to_end(number)
 
 
-def _grams(tokens: array[int], start: int, *, places: int | None = None) -> list[int]:
-    """Hashes of the `GRAM` tokens before each place from `start` on. Sixty bits, which make a smaller integer than 64."""
+def _grams(tokens: array[int], start: int) -> list[int]:
+    """Hashes of the `GRAM` tokens before each place from `start` on."""
     data, width = tokens.tobytes(), GRAM * tokens.itemsize
-    count = len(tokens) - start if places is None else places
     first = (start - GRAM) * tokens.itemsize
-    ends = range(first, first + count * tokens.itemsize, tokens.itemsize)
-    return [hash(data[at : at + width]) & (1 << 60) - 1 for at in ends]
+    ends = range(first, first + (len(tokens) - start) * tokens.itemsize, tokens.itemsize)
+    return [hash(data[at : at + width]) & _HASH for at in ends]
 
 
 def _all(found: int | list[int] | None) -> list[int]:

@@ -19,6 +19,8 @@ from cachespec.errors import InputError
 
 CATCH_UP: Final = 512
 """Tokens of a prompt learned a step, one or two milliseconds, so that a long one delays nothing."""
+DOUBT: Final = 2.0
+"""Over a match's length: how many continuations it is believed to have that were not seen."""
 _SURE = 16  # a match this long inside the request is not compared with other requests
 
 
@@ -59,6 +61,7 @@ class SuffixDrafter:
         self.name = name
         self.sources: tuple[str, ...] = (name,)
         self._min_match, self._floor, self._max_tokens = min_match, min_probability, max_tokens
+        self._nothing = Draft(source=name)
         self._history = History(history_bytes)
         self._open: set[SuffixTrack] = set()
 
@@ -75,53 +78,36 @@ class SuffixDrafter:
 
     def _draft(self, track: SuffixTrack, length: int) -> Draft:
         if length < 1 or not self._caught_up(track):
-            return Draft(source=self.name)
+            return self._nothing
         if track.drafts is not None and track.drafts[0] >= length:
             return track.drafts[1].first(length)
-        state, size = track.automaton.match()
+        _, size = track.automaton.match()
         found = None
         if size < _SURE and track.namespace is not None:
             found = self._history.find(track.namespace, track.tokens, length)
         if found is not None and found[0] > size:
             draft = self._recall(found)
         elif size >= self._min_match:
-            draft = self._walk(track.automaton, state, size, length)
+            tokens, confidence = track.automaton.follow(length, floor=self._floor, doubt=DOUBT)
+            draft = Draft(source=self.name, tokens=tuple(tokens), confidence=tuple(confidence)) if tokens else self._nothing
         else:
-            draft = Draft(source=self.name)
+            draft = self._nothing
         track.drafts = length, draft
         return draft
 
     def _caught_up(self, track: SuffixTrack) -> bool:
-        automaton = track.automaton
-        seen = len(automaton.text)
-        end = min(len(track.tokens), self._max_tokens)
-        for token in track.tokens[seen : min(seen + CATCH_UP, end)]:
-            automaton.append(token)
-        return len(automaton.text) == len(track.tokens)
-
-    def _walk(self, automaton: SuffixAutomaton, state: int, size: int, length: int) -> Draft:
-        """Follow the most frequent continuation from a matched context of `size` tokens."""
-        tokens: list[int] = []
-        confidence: list[float] = []
-        path, best = 1.0, automaton.best
-        while len(tokens) < length:
-            found = best(state)
-            if found is None:
-                break
-            token, state, times, total = found
-            sure = times / (total + doubt(size + len(tokens)))
-            path *= sure
-            if path < self._floor:
-                break
-            tokens.append(token)
-            confidence.append(sure)
-        return Draft(source=self.name, tokens=tuple(tokens), confidence=tuple(confidence))
+        automaton, tokens = track.automaton, track.tokens
+        seen, end = len(automaton.text), len(tokens)
+        if seen < end:
+            for token in tokens[seen : min(seen + CATCH_UP, end, self._max_tokens)]:
+                automaton.append(token)
+        return len(automaton.text) == end
 
     def _recall(self, found: tuple[int, int, int, Sequence[int]]) -> Draft:
         size, agree, total, following = found
         confidence, path = [], 1.0
         for i in range(len(following)):
-            sure = agree / ((agree if i else total) + doubt(size + i))
+            sure = agree / ((agree if i else total) + DOUBT / (size + i))
             path *= sure
             if path < self._floor:
                 break
@@ -152,8 +138,3 @@ class SuffixDrafter:
     def stop(self) -> None:
         self._open.clear()
         self._history = History(0)
-
-
-def doubt(size: int) -> float:
-    """How many unseen continuations a match of this length counts as: long matches seldom go on otherwise."""
-    return 2.0 / size
