@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.engine.loop_support import read, read_all, running, text, usage
 from tests.engine.speculate import GuessDrafter
-from tests.engine.tiny_models import mamba
+from tests.engine.tiny_models import VOCAB, mamba
 
 from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import CostModel
@@ -48,6 +48,21 @@ def test_it_is_recognised_and_says_what_it_cannot_do(file: Path) -> None:
     for sequence in (0, 1, 2):
         row = runtime.rows(runtime.evaluate([Span(sequence=sequence, start=16, tokens=tokens[16:], rows=1)]))
         assert np.abs(row - whole).max() < 1e-5
+    runtime.close()
+
+
+def test_ids_that_only_fill_a_matrix_up_are_never_drawn(tmp_path: Path) -> None:
+    """Case 30: here they would be the most probable ones."""
+    pytest.importorskip("llama_cpp")
+    pytest.importorskip("gguf")
+    runtime = load(mamba(tmp_path / "padded.gguf", padding=6))
+    assert runtime.info.vocab == VOCAB + 6
+    rows = runtime.evaluate([Span(sequence=0, start=0, tokens=PROMPT[:20], rows=20)])
+    found = runtime.rows(rows)
+    assert np.isneginf(found[:, VOCAB:]).all()
+    assert np.isfinite(found[:, :VOCAB]).all()
+    for how in (Sampling(seed=1, temperature=0), Sampling(seed=1, temperature=2.0)):
+        assert max(runtime.draw(rows, [how] * 20, list(range(1, 21)))) < VOCAB
     runtime.close()
 
 

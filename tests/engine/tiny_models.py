@@ -11,8 +11,8 @@ VOCAB = 258
 END = 256
 
 
-def mamba(path: Path, *, layers: int = 2, width: int = 64) -> Path:
-    """A recurrent model as a GGUF file, with a token for each byte."""
+def mamba(path: Path, *, layers: int = 2, width: int = 64, padding: int = 0) -> Path:
+    """A recurrent model as a GGUF file, with a token for each byte, and probable ids that only fill up its matrices."""
     import gguf
 
     writer: Any = gguf.GGUFWriter(path, "mamba")
@@ -27,14 +27,16 @@ def mamba(path: Path, *, layers: int = 2, width: int = 64) -> Path:
     writer.add_ssm_state_size(state)
     writer.add_ssm_time_step_rank(rank)
     writer.add_layer_norm_rms_eps(1e-5)
-    _byte_tokens(writer)
+    _byte_tokens(writer, padding)
     rng = np.random.default_rng(0)
 
     def put(name: str, *shape: int, scale: float = 0.1) -> None:
         writer.add_tensor(name, (rng.standard_normal(shape) * scale).astype(np.float32))
 
-    put("token_embd.weight", VOCAB, width, scale=1.0)
-    put("output.weight", VOCAB, width, scale=1.0)
+    put("token_embd.weight", VOCAB + padding, width, scale=1.0)
+    head = rng.standard_normal((VOCAB + padding, width)).astype(np.float32)
+    head[VOCAB:] *= 30
+    writer.add_tensor("output.weight", head)
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     for i in range(layers):
         at = f"blk.{i}."
@@ -59,15 +61,16 @@ def mamba(path: Path, *, layers: int = 2, width: int = 64) -> Path:
     return path
 
 
-def _byte_tokens(writer: Any) -> None:
-    """GPT-2's alphabet of bytes, an end, and a token of the one merge that the format demands."""
+def _byte_tokens(writer: Any, padding: int) -> None:
+    """GPT-2's alphabet of bytes, an end, and a token of the one merge that the format demands; then nothing but padding."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in shown}
     letters |= {byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in shown)}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*(letters[byte] for byte in range(256)), "<|end|>", "th"])
-    writer.add_token_types([1] * 256 + [3, 1])
+    filling = [f"[PAD{VOCAB + i}]" for i in range(padding)]  # as converters call them
+    writer.add_token_list([*(letters[byte] for byte in range(256)), "<|end|>", "th", *filling])
+    writer.add_token_types([1] * 256 + [3, 1] + [5] * padding)
     writer.add_token_merges(["t h"])
     writer.add_eos_token_id(END)
     writer.add_bos_token_id(END)
