@@ -32,11 +32,13 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The prefixes of a prompt, the segment at whose end each stands, and the deepest one that can be read (None: none)."""
+    """The prefixes of a prompt, and the segment at whose end each stands. `readable` is the deepest one that can be read,
+    `anchor` the one at the end of tools and system (None: none)."""
 
     prefixes: Sequence[Prefix]
     at: Sequence[int]
     readable: int | None = None
+    anchor: int | None = None
 
     def spot(self, place: int, ttl: str) -> Spot:
         prefix = self.prefixes[place]
@@ -68,6 +70,7 @@ def legal_marks(
         mine = [] if room == 0 else mine[-1:] if room == 1 else [mine[0], *mine[1 - room :]]
     if mine:
         mine = _reaching(mine, callers, places, terms, room)
+        mine = _anchored(mine, callers, places, terms, room)
     spots = sorted([*callers, *mine], key=lambda spot: spot.index)
     return _falling(spots, terms), reasons
 
@@ -104,6 +107,18 @@ def _reaching(mine: list[Spot], callers: Sequence[Spot], places: Places, terms: 
         if back.index < mine[-1].index and reads(back, index, prefix.position, terms):
             return [*mine[:-1], back]
     return [*mine[:-1], added]
+
+
+def _anchored(mine: list[Spot], callers: Sequence[Spot], places: Places, terms: CacheTerms, room: int) -> list[Spot]:
+    """With a mark at the end of tools and system where a slot is free and it is believed cached anyway: it costs nothing, and
+    is read should the deeper entry be gone."""
+    place, readable = places.anchor, places.readable
+    if place is None or readable is None or readable < place or len(mine) >= room:
+        return mine
+    added = places.spot(place, mine[0].ttl)
+    if added.tokens < terms.minimum or any(spot.index <= added.index for spot in (*callers, *mine)):
+        return mine
+    return [added, *mine]
 
 
 def _falling(spots: list[Spot], terms: CacheTerms) -> list[Spot]:

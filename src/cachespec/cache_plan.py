@@ -160,7 +160,8 @@ class _Planning:
     def planned(self, ignored: tuple[str, ...], reasons: tuple[Reason, ...]) -> Planned:
         request, terms = self.request, self.cache.terms
         readable = [i for i, entry in self.found if entry.live(self.ask.now)]
-        places = Places(self.prefixes, self.layout.at, readable[-1] if readable else None)
+        head = self.layout.head
+        places = Places(self.prefixes, self.layout.at, readable[-1] if readable else None, head - 1 if head else None)
         ask, choice, found = None, CachePlan(), list(reasons)
         spots: list[Spot]
         options: dict[str, Any]
@@ -406,7 +407,7 @@ class _Planning:
             i, entry = live[-1]
             tokens = entry.tokens if entry.exact else self.prefixes[i].tokens
             whole = tokens >= _COVERED * self.layout.tokens
-            told = "the vendor reported it" if entry.sure >= _SURE else "marked, not yet reported"
+            told = "the vendor reported it" if entry.sure >= _SURE else "sent, not yet reported"
             left = entry.expires_at - now
             evidence = f"{told}; kept for {entry.ttl}"
             return Belief(state="warm" if whole else "partial", tokens=tokens, expires_in_s=left, evidence=evidence)

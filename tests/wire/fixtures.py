@@ -17,6 +17,6 @@ def _wire_server() -> Iterator[WireServer]:
 @pytest.fixture
 def wire_server(_wire_server: WireServer) -> WireServer:
     """The loopback server, with nothing recorded yet. One server serves the whole run."""
-    _wire_server.keep_alive = 5.0
+    _wire_server.keep_alive, _wire_server.counts = 5.0, None
     _wire_server.reset()
     return _wire_server

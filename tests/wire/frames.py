@@ -12,7 +12,7 @@ What is said: ``ok-<n>`` (n tokens, 20 when not given), ``echo`` (the last user 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -151,6 +151,29 @@ def frames(api: Api, spec: Spec, *, usage: bool, echo: str | None = None) -> lis
     if spec.has("echo"):
         return list(_STREAMS[api](spec, usage, echo))
     return _cached(api, spec, usage)
+
+
+def counted(
+    api: Api, spec: Spec, told: Sequence[Frame], counts: Callable[[int], dict[str, Any]], *, echo: str | None = None
+) -> list[Frame]:
+    """The same stream with other usage objects: `counts` gives the one for an answer of so many tokens."""
+    output = _output_tokens(spec, spec.pieces(echo))
+    swaps = [(usage_object(api, output), counts(output))]
+    if api == "messages":
+        at_start = (usage_object(api, 1), counts(1))
+        swaps = [at_start, (_without_split(swaps[0][0]), _without_split(swaps[0][1]))]
+    pairs = [(f'"usage":{dumps(old)}'.encode(), f'"usage":{dumps(new)}'.encode()) for old, new in swaps]
+    return [(kind, _swapped(data, pairs)) for kind, data in told]
+
+
+def _swapped(data: bytes, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
+    for old, new in pairs:
+        data = data.replace(old, new)
+    return data
+
+
+def _without_split(usage: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in usage.items() if k not in ("cache_creation", "service_tier")}
 
 
 @lru_cache(maxsize=256)
@@ -398,8 +421,7 @@ def _messages(spec: Spec, usage: bool, echo: str | None) -> Iterator[Frame]:
                 yield ("content" if text else "start"), event("content_block_delta", index=index, delta=delta)
         yield "start", event("content_block_stop", index=index)
     closing = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-    counted = {k: v for k, v in whole["usage"].items() if k not in ("cache_creation", "service_tier")}
-    last = {} if spec.has("nousage") else {"usage": counted}
+    last = {} if spec.has("nousage") else {"usage": _without_split(whole["usage"])}
     yield "start", event("message_delta", delta=closing, **last)
     yield "end", event("message_stop")
 
@@ -428,10 +450,12 @@ _ERRORS: dict[int, tuple[str, str]] = {
 }
 
 
-def error_object(api: Api, status: int, *, code: str | None = None, kind: str | None = None) -> dict[str, Any]:
+def error_object(
+    api: Api, status: int, *, code: str | None = None, kind: str | None = None, text: str | None = None
+) -> dict[str, Any]:
     """The error body of `status` in the vendor's own form."""
     default_kind, default_code = _ERRORS.get(status, ("invalid_request_error", "invalid_request"))
-    kind, text = kind or default_kind, f"the wire server answers {status}"
+    kind, text = kind or default_kind, text or f"the wire server answers {status}"
     if api == "messages":
         return {"type": "error", "error": {"type": kind, "message": text}, "request_id": "req_wire"}
     return {"error": {"message": text, "type": kind, "param": None, "code": code or default_code}}

@@ -40,7 +40,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from tests.wire.frames import Api, Frame, Spec, dumps, error_event, error_object, failed_event, frames, sse, whole_object
+from tests.wire.frames import (
+    Api,
+    Frame,
+    Spec,
+    counted,
+    dumps,
+    error_event,
+    error_object,
+    failed_event,
+    frames,
+    sse,
+    whole_object,
+)
 
 _APIS: dict[str, Api] = {"/chat/completions": "chat", "/responses": "responses", "/messages": "messages"}
 _COUNTS = {"/messages/count_tokens": "messages", "/responses/input_tokens": "responses"}
@@ -79,12 +91,14 @@ class WireServer:
     Attributes:
         requests: every request, in order of arrival. `connections` is how many are open, `opened` how many ever were.
         keep_alive: seconds an idle connection is kept; may be changed between requests.
+        counts: what a request counts as: the usage object for an answer of so many tokens, or the text of a 400.
     """
 
     def __init__(self, *, keep_alive: float = 5.0, port: int = 0, record: bool = True) -> None:
         self.keep_alive, self.record = keep_alive, record
         self.port = port
         self.requests: list[Recorded] = []
+        self.counts: Callable[[Api, dict[str, Any], dict[str, str]], Callable[[int], dict[str, Any]] | str] | None = None
         self.connections = self.opened = self.idle_closed = 0
         self.seen: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
@@ -279,9 +293,15 @@ class _Link(asyncio.Protocol):
         status, error, extra = self._rejection(api, spec)
         if status:
             return self._object(status, error, api, extra)
+        usage: Callable[[int], dict[str, Any]] | None = None
+        if self.server.counts is not None:
+            counted = self.server.counts(api, request, recorded.headers)
+            if isinstance(counted, str):
+                return self._object(400, error_object(api, 400, text=counted), api)
+            usage = counted
         if not request.get("stream"):
             return self._object(200, whole_object(api, spec, _echo(request)), api) and not spec.has("close-idle")
-        return await self._stream(api, spec, request, recorded)
+        return await self._stream(api, spec, request, recorded, usage)
 
     def _rejection(self, api: Api, spec: Spec) -> tuple[int, Any, str]:
         for status in (400, 401, 403, 404, 413):
@@ -316,7 +336,14 @@ class _Link(asyncio.Protocol):
 
     # -- streams
 
-    async def _stream(self, api: Api, spec: Spec, request: dict[str, Any], recorded: Recorded) -> bool:
+    async def _stream(
+        self,
+        api: Api,
+        spec: Spec,
+        request: dict[str, Any],
+        recorded: Recorded,
+        counts: Callable[[int], dict[str, Any]] | None,
+    ) -> bool:
         plain = _plain_body(api, spec, request)
         kind = "text/event-stream" if plain is None else "text/html" if spec.has("html") else "application/json"
         self._head(
@@ -327,9 +354,11 @@ class _Link(asyncio.Protocol):
             return True
         await self._pause(spec, "slowfirst")
         usage = bool((request.get("stream_options") or {}).get("include_usage"))
-        if not spec.disturbed:
+        if not spec.disturbed and counts is None:
             return await self._blocks(_coalesced(api, spec, usage)) and not spec.has("close-idle")
         told = frames(api, spec, usage=usage, echo=_echo(request))
+        if counts is not None:
+            told = counted(api, spec, told, counts, echo=_echo(request))
         drip, single = (spec.number("drip") or 0) / 1000, spec.has("single")
         due = time.monotonic()
         pending = bytearray()

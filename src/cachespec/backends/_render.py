@@ -48,10 +48,10 @@ class Renderer:
     def __init__(self, profile: Profile, request: Request, plan: Plan, *, model: str) -> None:
         self.profile, self.request, self.plan, self.model = profile, request, plan, model
         self._family = model_family(model)
-        # An automatic mark at the top of the body is the plan's last one, said there.
-        marks = plan.marks[:-1] if "cache_control" in plan.options else plan.marks
-        self._planned = {mark.at: mark for mark in marks}
         self._added = added(request, plan.backend, profile, drop_cache=plan.drop_marks)
+        # An automatic mark at the top of the body, whoever's, is the plan's last one, said there.
+        at_the_top = "cache_control" in plan.options or "cache_control" in self._added.fields
+        self._planned = {mark.at: mark for mark in (plan.marks[:-1] if at_the_top else plan.marks)}
         self._warnings: dict[str, None] = dict.fromkeys(self._added.warnings)
 
     def warn(self, text: str) -> None:
