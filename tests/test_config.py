@@ -135,7 +135,7 @@ WRONG = [
     ('limit = "50.00"', "limit = 50.00", 26, "policies.budgets[0].limit", "as text", '"50.0"'),
     ('limit = "50.00"', 'limit = "-1"', 26, "policies.budgets[0].limit", "amount of USD", None),
     ('limit = "50.00", ', "", 26, "policies.budgets[0]", "'limit' is missing", None),
-    ('mode = "hard"', 'mode = "downgrade"', 26, "policies.budgets[0].mode", 'one of "hard", "soft"', None),
+    ('mode = "hard"', 'mode = "softly"', 26, "policies.budgets[0].mode", 'one of "hard", "soft", "downgrade"', None),
     ('per = "day"', 'per = "dya"', 26, "policies.budgets[0].per", "one of", "'day'"),
     ("Europe/Berlin", "Europe/Berln", 27, "policies.budgets[1].timezone", "no time zone", None),
     ('scope = "tag", key = "batch"', 'scope = "overall", key = "x"', 27, "policies.budgets[1].key", "has no key", None),

@@ -9,11 +9,12 @@ the next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cachespec.choices import Reasoning, ResponseFormat, ToolChoice
+from cachespec.messages import ToolResultPart
 from cachespec.request import Request
 
 MOST = 10_000
@@ -37,11 +38,15 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A request with what its session has set, the backend that answered before, and what it changes nevertheless."""
+    """A request with what its session has set, the backend that answered before, and what it changes nevertheless.
+
+    `tool_loop`: its newest message holds the results of tools that `previous_backend` called.
+    """
 
     request: Request
     previous_backend: str | None = None
     changed: tuple[str, ...] = ()
+    tool_loop: bool = False
 
 
 class Sessions:
@@ -50,12 +55,14 @@ class Sessions:
     def __init__(self, *, most: int = MOST) -> None:
         self._most = most
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._calls: OrderedDict[str, str] = OrderedDict()  # id of a tool call: the backend that made it
 
     def resume(self, request: Request) -> Resumed:
-        """The request as it goes on in its session."""
+        """The request as it goes on in its session. A tool loop needs none: the ids of its calls say who made them."""
+        caller = self._caller(request)
         kept = None if request.session_id is None else self._kept.get(request.session_id)
         if kept is None:
-            return Resumed(request=request)
+            return Resumed(request=request, previous_backend=caller, tool_loop=caller is not None)
         extra, passthrough = _filled(request.extra, kept.extra), _filled(request.passthrough, kept.passthrough)
         reasoning = kept.reasoning if request.reasoning is None else request.reasoning
         changed = [
@@ -69,10 +76,22 @@ class Sessions:
                 changed += [text for key in FROZEN for text in _change(f"{name}.{key}", old.get(key), new.get(key))]
         if (reasoning, extra, passthrough) != (request.reasoning, request.extra, request.passthrough):
             request = replace(request, reasoning=reasoning, extra=extra, passthrough=passthrough)
-        return Resumed(request=request, previous_backend=kept.backend, changed=tuple(changed))
+        previous = kept.backend if caller is None else caller
+        return Resumed(request=request, previous_backend=previous, changed=tuple(changed), tool_loop=caller is not None)
 
-    def remember(self, request: Request, *, backend: str, model: str) -> None:
-        """A request of a session was answered."""
+    def _caller(self, request: Request) -> str | None:
+        """The backend whose tool calls are answered by the newest message; None where it answers none that we know."""
+        newest = request.messages[-1].parts if request.messages else ()
+        results = [part for part in newest if isinstance(part, ToolResultPart)]
+        return next((name for part in results if (name := self._calls.get(part.id)) is not None), None)
+
+    def remember(self, request: Request, *, backend: str, model: str, calls: Iterable[str] = ()) -> None:
+        """A request was answered; `calls` are the ids of the tool calls in the answer."""
+        for call in calls:
+            self._calls[call] = backend
+            self._calls.move_to_end(call)
+        while len(self._calls) > self._most:
+            self._calls.popitem(last=False)
         if request.session_id is None:
             return
         self._kept[request.session_id] = Kept(

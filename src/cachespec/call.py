@@ -14,7 +14,7 @@ from cachespec.backends.base import Attempt, Backend
 from cachespec.cache_learning import Caching, Sent
 from cachespec.clock import Clock
 from cachespec.decide import Asked, Decider, Verdict, route_error
-from cachespec.decision import Decision, Offer
+from cachespec.decision import Decision, Latency, Offer
 from cachespec.errors import (
     CachespecError,
     ConnectionFailedError,
@@ -23,6 +23,7 @@ from cachespec.errors import (
 )
 from cachespec.events import Completion, Retrying
 from cachespec.finishing import to_the_end
+from cachespec.learned import Answer, Learned
 from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
 from cachespec.middleware import Chain
 from cachespec.policies.budgets import accounts
@@ -48,6 +49,8 @@ class _Open:
     offer: Offer
     reservation: str
     assembly: Assembly
+    load: int
+    own: Latency | None
     sent: Sent | None = None
     attempt: Attempt | None = None
     since: float = field(default_factory=perf_counter)
@@ -64,6 +67,7 @@ class ClientCall:
         backends: Mapping[str, Backend],
         ledger: Ledger,
         caching: Caching,
+        learned: Learned,
         retries: RetryRule,
         telemetry: Telemetry,
         middleware: Chain,
@@ -74,7 +78,7 @@ class ClientCall:
     ) -> None:
         self.timeout_s = timeout_s
         self._asked, self._decider, self._backends, self._ledger = asked, decider, backends, ledger
-        self._caching = caching
+        self._caching, self._learned = caching, learned
         self._retries, self._telemetry, self._middleware, self._clock = retries, telemetry, middleware, clock
         self._ready, self._sessions = start, sessions
         self._verdict: Verdict | None = None
@@ -109,8 +113,10 @@ class ClientCall:
         backend = self._backends[decision.chosen]
         self._choose = decision.chosen
         reservation = await self._ledger.reserve(self._hold(offer, left_s))
-        held = _Open(backend, offer, reservation, Assembly(provider=backend.provider, model=backend.model))
+        health, assembly = self._learned.health, Assembly(provider=backend.provider, model=backend.model)
+        held = _Open(backend, offer, reservation, assembly, load=health.load(backend.name), own=verdict.own)
         self._open = held
+        health.started(backend.name, now)
         held.sent = self._caching.sent(verdict.planned, self._clock.time())
         held.attempt = await backend.open(verdict.request, decision.plan, timeout=left_s)
         self._caching.began(held.sent, self._clock.time())
@@ -177,6 +183,7 @@ class ClientCall:
 
     async def _give_back(self, held: _Open, error: CachespecError) -> None:
         """A failed attempt costs nothing, unless the vendor counted, or may have worked before it was cut."""
+        self._learned.health.failed(held.backend.name, error, self._clock.time())
         accepted = held.attempt is not None
         if held.assembly.usage is not None or isinstance(error, _MAYBE_BILLED if accepted else RequestTimeoutError):
             await self._book(held, "failed", ttft_ms=None, total_ms=(perf_counter() - held.since) * 1000)
@@ -197,10 +204,35 @@ class ClientCall:
         if held is None:
             return
         # Also when it was left on its way, before the backend accepted: nobody can say whether it was worked on.
+        self._took(held, outcome, ttft_ms=ttft_ms, total_ms=total_ms)
         await self._book(held, outcome, ttft_ms=ttft_ms, total_ms=total_ms)
         if outcome == "completed":
-            self._sessions.remember(self._asked.request, backend=held.backend.name, model=held.backend.model)
+            calls = [call.id for call in held.assembly.message().tool_calls]
+            self._sessions.remember(self._asked.request, backend=held.backend.name, model=held.backend.model, calls=calls)
         await self._caching.save(self._ledger, self._clock.time())
+
+    def _took(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
+        """What an answer says of its backend: that it is there, and how long it takes."""
+        learned, name, now = self._learned, held.backend.name, self._clock.time()
+        if outcome == "failed":
+            learned.health.failed(name, StreamInterruptedError("cut", backend=name), now)
+        elif outcome != "completed":
+            learned.health.left(name)
+        else:
+            learned.health.answered(name)
+            earlier = (held.since - self._start) * 1000  # what other attempts took is not this one's doing
+            answer = Answer(
+                ask=self._asked.ask,
+                backend=name,
+                model=f"{held.backend.provider}:{held.backend.model}",
+                sizes=None,
+                usage=held.assembly.usage,
+                own=held.own,
+                load=held.load,
+                ttft_ms=None if ttft_ms is None else max(ttft_ms - earlier, 0.0),
+                total_ms=max(total_ms - earlier, 0.0),
+            )
+            learned.answered(answer, now=now)
 
     async def _book(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
         usage, cost = self._spent(held)

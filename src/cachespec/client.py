@@ -104,7 +104,7 @@ class Client:
         self._middleware, self._telemetry = Chain(middleware), Telemetry(hooks)
         self._learned = Learned()
         self._caching = Caching(wired.caching, self._telemetry, self._learned.tokens)
-        self._decider = Decider(self.backends, wired.routing, self.ledger, settings, self._caching.planner)
+        self._decider = Decider(self.backends, wired.routing, self.ledger, settings, self._caching.planner, self._learned)
         self._clock = clock or SystemClock()
         self._memory = Memory()
         self._sessions = Sessions()
@@ -388,6 +388,7 @@ class Client:
             backends=self.backends,
             ledger=self.ledger,
             caching=self._caching,
+            learned=self._learned,
             retries=self._retries,
             telemetry=self._telemetry,
             middleware=self._middleware,
@@ -419,6 +420,7 @@ class Client:
             now=self._clock.time(),
             timeout_s=timeout,
             previous_backend=resumed.previous_backend,
+            tool_loop=resumed.tool_loop,
             changed=resumed.changed,
         )
 

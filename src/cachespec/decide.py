@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from hashlib import blake2b
+from random import random
 from time import perf_counter
 
 from cachespec.backends.base import Backend
@@ -17,6 +19,7 @@ from cachespec.cache_plan import CachePlanner, Planned
 from cachespec.decision import (
     Ask,
     Belief,
+    BudgetState,
     Decision,
     Latency,
     Offer,
@@ -34,6 +37,7 @@ from cachespec.errors import (
     PriceUnknownError,
     UnsupportedParameterError,
 )
+from cachespec.learned import Learned, own_latency
 from cachespec.ledger.base import Ledger, Limit
 from cachespec.policies.base import RoutingPolicy
 from cachespec.policies.budgets import Applied, applied
@@ -42,8 +46,11 @@ from cachespec.prompt import Prompt, build_prompt
 from cachespec.quotes import quote, with_output
 from cachespec.request import Request
 from cachespec.rules import BudgetRule, Rule
+from cachespec.usage import money_text
 
 PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "stop", "seed", "reasoning", "tool_choice", "response_format")
+STATE = ("previous_response_id", "conversation", "thread")
+"""Fields of a vendor's body that name a conversation which the vendor keeps."""
 STEP_S = 1.0
 """How long past its deadline a local engine may be busy with a request: at most one step."""
 _NOTHING = TokenEstimate(input=None, cache_read=None, cache_write=None, uncached=None, output_expected=None, output_max=None)
@@ -81,7 +88,8 @@ class Asked:
 class Verdict:
     """A decision with the request as each backend will get it, and the typed error of each candidate that is out.
 
-    `planned` is the plan with what it rests on; None when nobody was chosen.
+    `planned` is the plan with what it rests on; None when nobody was chosen. `own` is what the chosen backend itself says of
+    its time, where it knows.
     """
 
     decision: Decision
@@ -89,6 +97,7 @@ class Verdict:
     errors: Mapping[str, CachespecError]
     warnings: tuple[str, ...]
     planned: Planned | None = None
+    own: Latency | None = None
 
 
 class Decider:
@@ -101,9 +110,10 @@ class Decider:
         ledger: Ledger,
         settings: Settings,
         planner: CachePlanner,
+        learned: Learned,
     ) -> None:
         self._backends, self._routing, self._ledger, self._settings = backends, routing, ledger, settings
-        self._planner = planner
+        self._planner, self._learned = planner, learned
 
     def resolve(self, model: str | None) -> tuple[str, tuple[str, ...]]:
         """An alias, then a backend's name, then ``provider:model``: the alias and its backends. Raises InputError."""
@@ -141,6 +151,7 @@ class Decider:
         now: float,
         timeout_s: float | None,
         previous_backend: str | None,
+        tool_loop: bool = False,
         changed: tuple[str, ...] = (),
     ) -> Asked:
         """Make a request ready. Raises InputError for a model or an `extra` that names nothing."""
@@ -161,6 +172,9 @@ class Decider:
             timeout_s=timeout_s,
             now=now,
             previous_backend=previous_backend,
+            tool_loop=tool_loop,
+            held_by=_holder(request),
+            draw=_draw(request.session_id),
         )
         budgets = applied(self._settings.budgets, ask)
         prompt = build_prompt(request)
@@ -177,10 +191,14 @@ class Decider:
         start = perf_counter()
         errors: dict[str, CachespecError] = {}
         plans: dict[str, Planned] = {}
-        offers = [self._offer(name, asked, errors, plans) for name in asked.candidates]
+        own: dict[str, Latency | None] = {}
+        offers = [self._offer(name, asked, errors, plans, own) for name in asked.candidates]
         for name, error in (failed or {}).items():
             errors.setdefault(name, error)
             offers = [_out(o, error) if o.backend == name and name != choose else o for o in offers]
+        limits = _limits(asked)
+        budgets = self._ledger.snapshot(limits) if limits else ()
+        offers = self._healthy(_moved(_downgraded(offers, asked, budgets), asked.ask), asked.ask, choose)
         eligible = [o for o in offers if o.eligible]
         ranked = list(stay(asked.ask, self._rank(asked.ask, eligible))) if eligible else []
         if choose is not None:
@@ -188,21 +206,21 @@ class Decider:
         best = ranked[0] if ranked else None
         chosen = {o.backend for o in ranked}
         rest = [_left_out(o) if o.eligible else o for o in offers if o.backend not in chosen]
-        limits = _limits(asked)
         planned = None if best is None else plans[best.backend]
         plan = None if planned is None else planned.plan
         decision = Decision(
             chosen=None if best is None else best.backend,
             candidates=(*ranked, *rest),
             plan=plan,
-            budgets=self._ledger.snapshot(limits) if limits else (),
+            budgets=budgets,
             generation=self._settings.generation,
             decided_in_us=(perf_counter() - start) * 1e6,
         )
         request = asked.request if planned is None else planned.prompt.request
         dropped = () if plan is None else plan.ignore
         warnings = tuple(f"{decision.chosen} cannot honour {name}; it was left out (on_unsupported)" for name in dropped)
-        return Verdict(decision=decision, request=request, errors=errors, warnings=warnings, planned=planned)
+        speed = None if best is None else own[best.backend]
+        return Verdict(decision=decision, request=request, errors=errors, warnings=warnings, planned=planned, own=speed)
 
     def _rank(self, ask: Ask, eligible: Sequence[Offer]) -> list[Offer]:
         """The policy's order, which is somebody else's code: what it does wrong is an error that names it."""
@@ -217,8 +235,15 @@ class Decider:
             raise ConfigError(f"{self._routing!r}.rank must return offers it was given, each at most once", key=where)
         return ranked
 
-    def _offer(self, name: str, asked: Asked, errors: dict[str, CachespecError], plans: dict[str, Planned]) -> Offer:
-        """What a candidate offers. Where it can take the request, `plans` gets how it would be sent there."""
+    def _offer(
+        self,
+        name: str,
+        asked: Asked,
+        errors: dict[str, CachespecError],
+        plans: dict[str, Planned],
+        own: dict[str, Latency | None],
+    ) -> Offer:
+        """What a candidate offers. Where it can take the request, `plans` gets how it would be sent there, `own` its speed."""
         backend, request = self._backends[name], asked.request
         reasons: list[Reason] = []
         for rule in self._settings.rules:
@@ -228,6 +253,9 @@ class Decider:
             if matches and not rule.allows(name):
                 only = "" if rule.only is None else f"only {', '.join(sorted(rule.only))} may answer"
                 reasons.append(Reason("rule", only or f"{name} is excluded"))
+        holder = asked.ask.held_by
+        if holder is not None and name != holder:
+            reasons.append(Reason("capability", f"the conversation that this request names is kept by {holder}"))
         if self._settings.drop_unsupported:
             request = _honourable(request, backend)
         refused = backend.check(request)
@@ -257,7 +285,13 @@ class Decider:
                 errors[name] = ContextLengthError(detail, backend=name, model=backend.model)
             elif capabilities.local:
                 output_max = _least(output_max, capabilities.context - tokens.input)
+        expected = self._learned.output_expected(asked.ask, output_max)
+        if expected is not None:
+            tokens = replace(tokens, output_expected=expected)
         tokens = with_output(tokens, output_max)
+        own[name] = own_latency(estimate.latency, local=capabilities.local)
+        latency = self._learned.latency(name, estimate.latency, tokens, local=capabilities.local, now=asked.ask.now)
+        estimate = replace(estimate, latency=latency)
         timeout = asked.ask.timeout_s
         priced = quote(backend.rates, estimate, tokens, at_most_s=None if timeout is None else timeout + STEP_S)
         reasons += self._budget(name, asked, priced, estimate.unbounded, errors)
@@ -269,10 +303,19 @@ class Decider:
             reasons=tuple(reasons),
             quote=priced,
             tokens=tokens,
-            latency=estimate.latency,
+            latency=latency,
             belief=estimate.belief,
             speculation=estimate.speculation,
         )
+
+    def _healthy(self, offers: list[Offer], ask: Ask, choose: str | None) -> list[Offer]:
+        """Those whose breaker is open are out, unless nobody else is left: then there is nothing to lose by asking."""
+        health = self._learned.health
+        ill = {o.backend: why for o in offers if o.eligible and (why := health.refusal(o.backend, ask.now)) is not None}
+        ill.pop(choose or "", None)
+        if not ill or all(o.backend in ill for o in offers if o.eligible):
+            return offers
+        return [_without(o, Reason("unhealthy", ill[o.backend])) if o.backend in ill else o for o in offers]
 
     def _budget(
         self, name: str, asked: Asked, priced: Quote | None, unbounded: Sequence[str], errors: dict[str, CachespecError]
@@ -310,6 +353,57 @@ def _limits(asked: Asked) -> list[Limit]:
     return [b.limit for b in asked.budgets if b.rule.scope != "request"]
 
 
+def _holder(request: Request) -> str | None:
+    """The backend that keeps a conversation which this request names: such state never moves (contract D2)."""
+    for name, fields in request.extra.items():
+        if any(fields.get(field) for field in STATE):
+            return name
+    return None
+
+
+def _draw(session_id: str | None) -> float:
+    """A number in [0, 1) for policies that choose by chance: a session has one, in every process."""
+    if session_id is None:
+        return random()  # noqa: S311 - nothing secret hangs on it
+    return int.from_bytes(blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=6).digest()) / 2**48
+
+
+def _downgraded(offers: list[Offer], asked: Asked, states: Sequence[BudgetState]) -> list[Offer]:
+    """Where the worst case does not fit a budget that downgrades, only the cheapest offer, and those that fit, are left."""
+    rules = [b for b in asked.budgets if b.rule.mode == "downgrade"]
+    known = {s.scope: s for s in states}
+    for budget in rules:
+        state = known.get(budget.limit.scope)
+        left = budget.limit.limit if state is None else state.limit - state.spent - state.reserved
+        priced = [(o.quote.expected, o.backend) for o in offers if o.eligible and o.quote and o.quote.expected is not None]
+        cheapest = min(priced, key=lambda pair: pair[0])[1] if priced else None
+        for i, offer in enumerate(offers):
+            worst = None if offer.quote is None else offer.quote.worst
+            if offer.eligible and offer.backend != cheapest and cheapest is not None and (worst is None or worst > left):
+                most = "any sum" if worst is None else f"{money_text(worst)} USD"
+                text = f"may cost {most}, and {budget.limit.scope} has {money_text(max(left, Decimal(0)))} USD left"
+                offers[i] = _without(offer, Reason("budget", f"{text}: left to cheaper ones"))
+    return offers
+
+
+def _moved(offers: list[Offer], ask: Ask) -> list[Offer]:
+    """What leaving the session's backend costs is in each quote; here it is said."""
+    if ask.previous_backend is None:
+        return offers
+    here = next((o for o in offers if o.backend == ask.previous_backend), None)
+    warm = 0 if here is None else here.tokens.cache_read or 0
+    if not warm:
+        return offers
+    moved = []
+    for offer in offers:
+        lost = warm - (offer.tokens.cache_read or 0)
+        if offer.backend != ask.previous_backend and offer.eligible and lost > 0:
+            text = f"about {lost} tokens that are warm at {ask.previous_backend} are cold here"
+            offer = replace(offer, reasons=(*offer.reasons, Reason("switch_cost", text)))
+        moved.append(offer)
+    return moved
+
+
 def route_error(verdict: Verdict) -> CachespecError:
     """The error for a decision that chose nobody: the one cause of all candidates, else NoRouteError."""
     offers, errors = verdict.decision.candidates, verdict.errors
@@ -334,12 +428,16 @@ def _offer_out(backend: Backend, reasons: Sequence[Reason]) -> Offer:
 
 
 def _left_out(offer: Offer) -> Offer:
-    return replace(offer, eligible=False, reasons=(*offer.reasons, Reason("rule", "left out by the routing policy")))
+    return _without(offer, Reason("rule", "left out by the routing policy"))
 
 
 def _out(offer: Offer, error: CachespecError) -> Offer:
     code = {BudgetExceededError: "budget", PriceUnknownError: "price_unknown"}.get(type(error), "unhealthy")
-    return replace(offer, eligible=False, reasons=(*offer.reasons, Reason(code, str(error))))
+    return _without(offer, Reason(code, str(error)))
+
+
+def _without(offer: Offer, reason: Reason) -> Offer:
+    return replace(offer, eligible=False, reasons=(*offer.reasons, reason))
 
 
 def _unsupported(request: Request, backend: Backend) -> tuple[str, ...]:

@@ -67,16 +67,13 @@ class Learned:
     def latency(self, backend: str, assumed: Latency, tokens: TokenEstimate, *, local: bool, now: float) -> Latency:
         """The expected times of an offer: a backend's own estimate, or the prior, corrected by how long answers took.
 
-        Where a local backend cannot say (its model is not loaded), nothing is said.
+        A local backend that cannot say (a server on one's own machine) has no prior either: it is measured, or not known.
         """
-        own = assumed if local else None
-        if local and (assumed.ttft_ms is None or assumed.total_ms is None):
-            return assumed
+        own = own_latency(assumed, local=local)
         model = self._speeds.get(backend)
-        if model is None:
-            if local:
-                return assumed
-            model = SpeedModel()
+        if local and (model is None or model.own != (own is not None) or (own is None and model.answers < MEASURED)):
+            return assumed
+        model = model or SpeedModel()
         load = self.health.load(backend)
         work = _work(tokens.uncached, tokens.cache_read, tokens.cache_write, tokens.output_expected, own, load)
         speed = model.speed(work, now=now)
@@ -102,12 +99,10 @@ class Learned:
         if usage.output is not None:
             self.outputs.learn(answer.ask, usage.output)
         own = answer.own
-        if own is not None and (own.ttft_ms is None or own.total_ms is None):
-            return
         model = self._speeds.get(answer.backend)
-        if model is None:
+        if model is None or model.own != (own is not None):
             model = SpeedModel(own=own is not None)
-            if len(self._speeds) < _MODELS:
+            if len(self._speeds) < _MODELS or answer.backend in self._speeds:
                 self._speeds[answer.backend] = model
         work = _work(usage.uncached, usage.cache_read, usage.written, usage.output, own, answer.load)
         model.learn(work, ttft_ms=answer.ttft_ms, total_ms=answer.total_ms, now=now)
@@ -133,6 +128,11 @@ class Learned:
         for name, own, facts in pairs:
             self._speeds[name] = SpeedModel(own=own)
             self._speeds[name].load(facts)
+
+
+def own_latency(assumed: Latency, *, local: bool) -> Latency | None:
+    """What a backend says of its own speed: a local engine knows it; of others there is only a prior."""
+    return assumed if local and assumed.ttft_ms is not None and assumed.total_ms is not None else None
 
 
 def _work(

@@ -25,13 +25,14 @@ class BudgetRule:
     `scope` says what is counted together: each request by itself, each session, tenant, tag or alias, or everything
     (``overall``). `key` narrows it to one tenant, tag, session or alias; None means that every one of them has this limit
     of its own. A window of `per` begins at the calendar's boundary in `timezone` (weeks on Monday); ``total`` never ends.
-    ``hard`` refuses a request whose worst case does not fit, ``soft`` warns.
+    ``hard`` refuses a request whose worst case does not fit, ``soft`` warns, and ``downgrade`` leaves what does not fit to
+    cheaper backends: the cheapest one answers however full it is.
     """
 
     scope: BudgetScope
     limit: Decimal
     per: BudgetPeriod = "total"
-    mode: Literal["hard", "soft"] = "hard"
+    mode: Literal["hard", "soft", "downgrade"] = "hard"
     key: str | None = None
     timezone: str = "UTC"
 
