@@ -1,0 +1,220 @@
+"""Routing in a client: health, tool loops, state that never moves, budgets that downgrade, speeds that change."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from cachespec.client import Client
+from cachespec.decision import REASON_CODES, Decision
+from cachespec.errors import BudgetExceededError, ConnectionFailedError, NoRouteError, OverloadedError, RequestRejectedError
+from cachespec.events import Finished, ResponseStarted, TextDelta, ToolCallDelta, UsageReported
+from cachespec.pricing import hosted_rates
+from cachespec.testing import FakeClock, Reply, ScriptedBackend, say
+from cachespec.usage import Usage
+
+CHEAP = hosted_rates(None, "cheap", prices={"input": "1", "output": "4"})
+DEAR = hosted_rates(None, "dear", prices={"input": "5", "output": "25"})
+USAGE = Usage(uncached=100, cache_read=0, cache_write={}, output=20)
+BOTH = {"both": ["cheap", "dear"]}
+
+
+def pair(**scripts: Any) -> dict[str, ScriptedBackend]:
+    return {n: ScriptedBackend(scripts.get(n, ()), name=n, rates=r) for n, r in (("cheap", CHEAP), ("dear", DEAR))}
+
+
+def codes(decision: Decision, backend: str) -> list[str]:
+    found = next(c for c in decision.candidates if c.backend == backend)
+    assert all(r.code in REASON_CODES for r in found.reasons)
+    return [r.code for r in found.reasons]
+
+
+def calling(*ids: str) -> Reply:
+    """An answer that calls a tool once for each id."""
+    deltas = tuple(ToolCallDelta(index=i, id=name, name="look", arguments="{}") for i, name in enumerate(ids))
+    end = (Finished(reason="tool_calls"), UsageReported(USAGE))
+    return Reply(batches=((ResponseStarted(request_id="r", model=None),), deltas, end))
+
+
+@pytest.mark.anyio
+async def test_a_backend_that_is_down_is_left_alone_until_its_pause_is_over() -> None:
+    clock, down = FakeClock(), Reply(refuse=ConnectionFailedError("refused", backend="cheap"))
+    backends = pair(cheap=[down, say("back")])
+    async with Client(backends=backends, models=BOTH, clock=clock) as client:
+        assert (await client.complete("Hi")).backend == "dear"
+        decision = client.plan("Hi")
+        assert decision.chosen == "dear"
+        assert codes(decision, "cheap") == ["unhealthy"]
+        for _ in range(5):
+            assert (await client.complete("Hi")).backend == "dear"
+        assert len(backends["cheap"].requests) == 1
+        clock.advance(10)
+        assert (await client.complete("Hi")).text == "back"
+        assert client.plan("Hi").chosen == "cheap"
+
+
+@pytest.mark.anyio
+async def test_when_all_are_down_they_are_asked_all_the_same() -> None:
+    refusal = Reply(refuse=ConnectionFailedError("refused", backend="x"))
+    backends = pair(cheap=[refusal] * 4 + [say("back")], dear=[refusal])
+    policies = {"retries": {"attempts": 2}}
+    async with Client(backends=backends, models=BOTH, clock=FakeClock(), policies=policies) as client:
+        for _ in range(2):
+            with pytest.raises(ConnectionFailedError):
+                await client.complete("Hi")
+        assert client.plan("Hi").chosen == "cheap"
+
+
+@pytest.mark.anyio
+async def test_what_is_wrong_with_requests_opens_no_breaker() -> None:
+    backends = pair(cheap=Reply(refuse=RequestRejectedError("bad", backend="cheap")))
+    async with Client(backends=backends, models=BOTH) as client:
+        for _ in range(10):
+            with pytest.raises(RequestRejectedError):
+                await client.complete("Hi")
+        assert client.plan("Hi").chosen == "cheap"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("session", ["s", None])
+async def test_a_tool_loop_goes_on_where_it_began(session: str | None) -> None:
+    clock = FakeClock()
+    over = Reply(refuse=OverloadedError("529", backend="cheap"))
+    backends = pair(cheap=[over, say("Cheap.")], dear=[calling("c1", "c2"), say("Done.")])
+    async with Client(backends=backends, models=BOTH, clock=clock) as client:
+        first = await client.complete("Look.", session_id=session)
+        assert first.backend == "dear"
+        results = [{"role": "tool", "tool_call_id": n, "content": "seen"} for n in ("c1", "c2")]
+        history: list[Any] = [{"role": "user", "content": "Look."}, first.message, *results]
+        decision = client.plan(messages=history, session_id=session)
+        assert decision.chosen == "dear"
+        assert codes(decision, "dear")[-1] == "tool_loop"
+        done = await client.complete(messages=history, session_id=session)
+        assert done.backend == "dear"
+        # The loop is over: the next turn goes where it is cheapest.
+        more = [*history, done.message, {"role": "user", "content": "Thanks."}]
+        assert client.plan(messages=more, session_id=session).chosen == "cheap"
+
+
+@pytest.mark.anyio
+async def test_a_tool_loop_moves_when_its_backend_is_gone() -> None:
+    gone = Reply(refuse=ConnectionFailedError("refused", backend="cheap"))
+    backends = pair(cheap=[calling("c1"), gone], dear=[say("Taken over.")])
+    async with Client(backends=backends, models=BOTH, clock=FakeClock()) as client:
+        first = await client.complete("Look.")
+        history: list[Any] = [
+            {"role": "user", "content": "Look."},
+            first.message,
+            {"role": "tool", "tool_call_id": "c1", "content": "seen"},
+        ]
+        assert client.plan(messages=history).chosen == "cheap"
+        assert (await client.complete(messages=history)).text == "Taken over."
+
+
+@pytest.mark.anyio
+async def test_state_that_a_provider_holds_never_moves() -> None:
+    backends = pair(dear=Reply(refuse=ConnectionFailedError("refused", backend="dear")))
+    async with Client(backends=backends, models=BOTH, clock=FakeClock()) as client:
+        held = {"dear": {"previous_response_id": "resp_1"}}
+        decision = client.plan("Hi", extra=held)
+        assert decision.chosen == "dear"
+        assert codes(decision, "cheap") == ["capability"]
+        with pytest.raises(ConnectionFailedError):
+            await client.complete("Hi", extra=held)
+        assert backends["cheap"].requests == []
+        with pytest.raises(NoRouteError):
+            await client.complete("Hi", extra=held, model="cheap")
+
+
+@pytest.mark.anyio
+async def test_a_budget_that_downgrades_leaves_what_does_not_fit_to_cheaper_backends() -> None:
+    spent = say("Hello", usage=Usage(uncached=1000, cache_read=0, cache_write={}, output=100))
+    backends = pair(cheap=spent, dear=spent)
+    policies: dict[str, Any] = {
+        "routing": {"use": "pinned", "backend": "dear"},
+        "budgets": [{"scope": "overall", "limit": "0.01", "mode": "downgrade"}],
+    }
+    async with Client(backends=backends, models=BOTH, policies=policies, max_output_tokens=100) as client:
+        assert (await client.complete("Hi")).backend == "dear"  # 0.0075 spent
+        decision = client.plan("Hi")
+        assert decision.chosen == "cheap"
+        assert codes(decision, "dear") == ["budget"]
+        for _ in range(5):  # far over the limit: the cheapest goes on answering
+            assert (await client.complete("Hi")).backend == "cheap"
+        (state,) = client.plan("Hi").budgets
+        assert state.spent > state.limit
+
+
+@pytest.mark.anyio
+async def test_a_hard_budget_still_refuses_beside_one_that_downgrades() -> None:
+    policies = {
+        "budgets": [
+            {"scope": "overall", "limit": "0.000001", "mode": "downgrade"},
+            {"scope": "overall", "limit": "0.0001", "mode": "hard"},
+        ]
+    }
+    async with Client(backends=pair(), models=BOTH, policies=policies, max_output_tokens=1000) as client:
+        with pytest.raises(BudgetExceededError):
+            await client.complete("Hi")
+
+
+@pytest.mark.anyio
+async def test_measured_speeds_rule_where_limits_are() -> None:
+    """Real time: the cheap one turns slow, and the route follows within 20 requests; then it is fast again."""
+    slow, fast = say("Hello", usage=USAGE, delay_s=0.4), say("Hello", usage=USAGE)
+    backends = pair(cheap=[fast] * 5 + [slow] * 20 + [fast])
+    clock = FakeClock()
+    policies = {"routing": {"use": "cheapest", "max_ttft": "250ms"}}
+    async with Client(backends=backends, models=BOTH, policies=policies, clock=clock) as client:
+        assert [(await client.complete("Hi")).backend for _ in range(5)] == ["cheap"] * 5
+        latency = client.plan("Hi").candidates[0].latency
+        assert latency.evidence == "measured"
+        route = [(await client.complete("Hi")).backend for _ in range(20)]
+        assert route[-5:] == ["dear"] * 5
+        decision = client.plan("Hi")
+        assert codes(decision, "cheap") == ["latency_limit"]
+
+
+@pytest.mark.anyio
+async def test_expected_lengths_are_learned() -> None:
+    long = say("Hello", usage=Usage(uncached=10, cache_read=0, cache_write={}, output=3_000))
+    async with Client(backends=pair(cheap=long), models=BOTH) as client:
+        before = client.plan("Hi").candidates[0]
+        for _ in range(10):
+            await client.complete("Hi")
+        after = client.plan("Hi").candidates[0]
+    assert before.tokens.output_expected == 400
+    assert after.tokens.output_expected == 3_000
+    assert before.quote is not None
+    assert after.quote is not None
+    assert before.quote.expected is not None
+    assert after.quote.expected is not None
+    assert after.quote.expected > before.quote.expected * Decimal("5")
+
+
+@pytest.mark.anyio
+async def test_a_cut_answer_counts_as_a_failure_and_a_left_one_does_not() -> None:
+    cut = Reply(batches=((ResponseStarted(request_id="r", model=None),), (TextDelta("Hel"),)))
+    backends = pair(cheap=[say("Hello", "there")] * 5 + [cut])
+    async with Client(backends=backends, models=BOTH, clock=FakeClock()) as client:
+        for _ in range(5):
+            async with client.stream("Hi") as stream:
+                async for _text in stream.text_stream:
+                    break
+        assert client.plan("Hi").chosen == "cheap"
+        for _ in range(3):
+            with pytest.raises(Exception, match=r"ended|cut|interrupted"):
+                await client.complete("Hi")
+        assert client.plan("Hi").chosen == "dear"
+
+
+@pytest.mark.anyio
+async def test_chance_is_the_same_for_a_session_and_even_over_many() -> None:
+    policies = {"routing": {"use": "weighted", "weights": {"cheap": 1, "dear": 3}}}
+    async with Client(backends=pair(), models=BOTH, policies=policies) as client:
+        chosen = [client.plan("Hi", session_id=f"s{i}").chosen for i in range(400)]
+        assert chosen == [client.plan("Hi", session_id=f"s{i}").chosen for i in range(400)]
+        assert 60 < chosen.count("cheap") < 140
+        assert len({client.plan("Hi").chosen for _ in range(100)}) == 2
