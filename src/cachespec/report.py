@@ -92,13 +92,13 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str
     points = [point for line in series.values() for point in line]
     height = 260
     across = _Scale(0.0, max((px for px, _ in points), default=1.0), 52, WIDTH - 12)
-    up = _Scale(0.0, top or max((py for _, py in points), default=1.0), height - 34, 8)
+    up = _Scale(0.0, top or max((py for _, py in points), default=1.0), height - 34, 24)
     drawn = [_axis_y(tick, up(tick)) for tick in up.ticks()]
     drawn += [
         f'<text class="soft" x="{across(t):.1f}" y="{height - 18}" text-anchor="middle">{t:,g}</text>' for t in across.ticks()
     ]
     drawn.append(f'<text class="soft" x="{WIDTH - 12}" y="{height - 3}" text-anchor="end">{escape(x)}</text>')
-    drawn.append(f'<text class="soft" x="56" y="12">{escape(y)}</text>')
+    drawn.append(f'<text class="soft" x="12" y="12">{escape(y)}</text>')
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(series)}
     for name, line in series.items():
         path = " ".join(f"{across(px):.1f},{up(py):.1f}" for px, py in line)

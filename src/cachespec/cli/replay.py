@@ -95,13 +95,14 @@ def _progress(requests: int) -> Iterator[Progress]:
 
     started = time.monotonic()
     tasks: dict[str, TaskID] = {}
-    with Progress(console=console(stderr=True), transient=True) as shown:
+    out = console(stderr=True)
+    with Progress(console=out, transient=True, disable=not out.is_terminal) as shown:
 
         def tell(what: str, done: int) -> None:
             if what not in tasks:
                 tasks[what] = shown.add_task(what, total=requests)
             shown.update(tasks[what], completed=done)
-            if done == requests and not shown.console.is_terminal:
+            if done == requests and not out.is_terminal:
                 click.echo(f"{what}: done after {time.monotonic() - started:.1f} s", err=True)
 
         yield tell

@@ -23,7 +23,7 @@ from cachespec.replay.places import Places
 from cachespec.replay.traces import Run, Session, Trace, TraceRequest
 
 Costs: TypeAlias = tuple[float, ...]
-"""The least cost of a token so far, by how it is held after its last request: not at all, or with each lifetime."""
+"""What a token has cost beyond the least, by how it is held after its last request: not at all, or with each lifetime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,8 @@ def bounds(trace: Trace, terms: CacheTerms, progress: Callable[[int], None] | No
             without, pinged = without + outside, pinged + outside
             for run, can_read in _cut(request.blocks, readable):
                 blocks.ask(run, request.t, can_read)
-        for count, costs, with_pings in blocks.done():
-            without += count * trace.block_size * costs
-            pinged += count * trace.block_size * with_pings
+        without += blocks.without * trace.block_size
+        pinged += blocks.pinged * trace.block_size
         done += len(session.requests)
         if progress is not None:
             progress(done)
@@ -78,7 +77,7 @@ def _cut(blocks: tuple[Run, ...], at: int) -> Iterator[tuple[Run, bool]]:
 
 @dataclass(slots=True)
 class _Piece:
-    """Blocks that came in the same requests so far: up to (not with) `end`, last at `t`."""
+    """Blocks up to (not with) `end` that came last at `t` and are alike from there on."""
 
     end: int
     t: float
@@ -94,9 +93,11 @@ class _Piece:
 
 @dataclass(slots=True, kw_only=True)
 class _Blocks:
-    """All blocks of a session, in pieces by first id."""
+    """All blocks of a session, in pieces by first id, and the least they cost so far, per token of a block."""
 
     terms: CacheTerms
+    without: float = 0.0
+    pinged: float = 0.0
     starts: list[int] = field(default_factory=list)
     pieces: dict[int, _Piece] = field(default_factory=dict)
 
@@ -111,30 +112,44 @@ class _Blocks:
         while at < end:
             start = self.starts[index] if index < len(self.starts) else end
             if start > at:
-                new = self._first()
-                self._insert(index, at, _Piece(min(start, end), t, new, new))
+                self._insert(index, at, _Piece(min(start, end), t, *self._first(min(start, end) - at)))
             else:
                 piece = self.pieces[at]
                 if piece.end > end:
                     self._insert(index + 1, end, piece.tail(end))
-                gap = t - piece.t
-                piece.without = self._next(piece.without, gap, can_read, pings=False)
-                piece.pinged = self._next(piece.pinged, gap, can_read, pings=True)
-                piece.t = t
+                self._again(piece, t, piece.end - at, can_read)
             at = self.pieces[at].end
-            index += 1
-
-    def done(self) -> Iterator[tuple[int, float, float]]:
-        """Number of blocks, and least cost of one of their tokens without and with keep-alives."""
-        for start, piece in self.pieces.items():
-            yield piece.end - start, min(piece.without), min(piece.pinged)
+            index = self._join(index)
 
     def _insert(self, index: int, start: int, piece: _Piece) -> None:
         self.starts.insert(index, start)
         self.pieces[start] = piece
 
-    def _first(self) -> Costs:
-        return (1.0, *(lifetime.write for lifetime in self.terms.lifetimes))
+    def _join(self, index: int) -> int:
+        """Make one of this piece and the one before it where they are alike. Returns the index of the next one."""
+        if index:
+            before, piece = self.pieces[self.starts[index - 1]], self.pieces[self.starts[index]]
+            alike = before.t == piece.t and before.without == piece.without and before.pinged == piece.pinged
+            if alike and before.end == self.starts[index]:
+                before.end = piece.end
+                del self.pieces[self.starts.pop(index)]
+                return index
+        return index + 1
+
+    def _first(self, count: int) -> tuple[Costs, Costs]:
+        self.without += count
+        self.pinged += count
+        costs = (0.0, *(lifetime.write - 1 for lifetime in self.terms.lifetimes))
+        return costs, costs
+
+    def _again(self, piece: _Piece, t: float, count: int, can_read: bool) -> None:
+        gap, piece.t = t - piece.t, t
+        without = self._next(piece.without, gap, can_read, pings=False)
+        pinged = self._next(piece.pinged, gap, can_read, pings=True)
+        self.without += (least := min(without)) * count
+        piece.without = tuple(cost - least for cost in without)
+        self.pinged += (least := min(pinged)) * count
+        piece.pinged = tuple(cost - least for cost in pinged)
 
     def _next(self, costs: Costs, gap: float, can_read: bool, *, pings: bool) -> Costs:
         """The costs after one more request, `gap` seconds after the one before."""

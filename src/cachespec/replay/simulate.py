@@ -100,7 +100,7 @@ def simulate(
             base=start,
         )
         start += math.ceil(run.through()) + SESSIONS_APART_S
-    if progress is not None:
+    if progress is not None and total.requests % total.every:
         progress(total.requests)
     return Result(
         policy=name,
@@ -303,20 +303,19 @@ class _Run:
 
     def _schedule(self, t: float, sent: _Sent, wanted: KeepAlive) -> None:
         names = [lifetime.name for lifetime in self.terms.lifetimes]
-        at = wanted.at - self.base
         problem = None
         if not 0 <= wanted.index < len(sent.asked.legal) or not sent.asked.legal[wanted.index].blocks:
             problem = f"index {wanted.index}"
         elif wanted.ttl not in names:
             problem = f"no lifetime {wanted.ttl!r} (there is: {', '.join(names)})"
-        elif not t <= at < math.inf:
-            problem = f"at {at:g} s, decided at {t:g} s"
+        elif not self.base + t <= wanted.at < math.inf:
+            problem = f"at {wanted.at:g} s, decided at {self.base + t:g} s"
         elif sent.pings >= PINGS_AT_MOST:
-            problem = f"the {sent.pings + 1}st"
+            problem = f"{PINGS_AT_MOST:,} were sent"
         if problem:
             raise InputError(f"policy {self.name}, keep-alive of request {sent.request.i}: {problem}")
         sent.due = wanted
-        self._push(at, PING, sent)
+        self._push(max(t, round(wanted.at - self.base, 6)), PING, sent)  # free of what adding the base lost
 
     def _ping(self, t: float, sent: _Sent) -> None:
         wanted = sent.due

@@ -135,7 +135,9 @@ class _Row:
         return field in self.values
 
     def error(self, message: str, field: str | None = None) -> InputError:
-        return InputError(f"{self.where}: {field + ': ' if field else ''}{message}", field=field)
+        error = InputError(f"{self.where}: {field + ': ' if field else ''}{message}")
+        error.field = field  # said behind the place, which comes first
+        return error
 
     def count(self, field: str) -> int:
         value = self.values.get(field)

@@ -157,9 +157,9 @@ class VendorCache:
         if held is None or not held.live(t):
             self._write(place.key, ttl, t, t + self.terms.ready_s, number)
             return Billed(read=0, uncached=0, writes=((ttl, place.tokens),))
-        for before in path:
-            entry = self.entries.get(before.key)
-            if entry is not None and before.blocks <= place.blocks and entry.live(t):
+        for key in (*(before.key for before in path if before.blocks < place.blocks), place.key):
+            entry = self.entries.get(key)
+            if entry is not None and entry.live(t):
                 entry.expires_at = t + entry.lifetime.seconds
         return Billed(read=place.tokens, uncached=0)
 
