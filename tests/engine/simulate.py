@@ -87,37 +87,45 @@ def play(
     *,
     tokens: int = 600,
     requests: int = 1,
+    batch: int = 1,
     seed: int = 0,
     says: Callable[[int], float] = lambda at: 0.5,
     believed: CostTable | None = None,
     noise: float = 0.0,
     draft_s: float = 0.0,
 ) -> Played:
-    """Decode answers one after another; `believed` is what the calibration said, where it differs from the truth."""
+    """Decode answers one after another, each by `batch` streams of their own at once, until the first of them is done.
+
+    `believed` is what the calibration said, where it differs from the truth.
+    """
     rng = random.Random(seed)
     clock = Clock()
-    total, plain, lengths = 0.0, 0.0, []
+    total, plain = 0.0, 0.0
+    lengths: list[int] = []
     good: list[bool] = []
     drafter = PaperDrafter(good, says, clock=clock, draft_s=draft_s)
-    control = SpeculationControl(policy, drafter, costs=CostModel(believed or costs), max_tokens=64, clock=clock)
-    at = 0
+    control = SpeculationControl(policy, drafter, costs=CostModel(believed or costs), max_tokens=64 * batch, clock=clock)
+    at, each = 0, tokens + 64
     for _ in range(requests):
-        good[:] = [rng.random() < acceptance(at + i) for i in range(tokens + 64)]
-        track = control.open([0], sampling=GREEDY, namespace=None, output=tokens)
-        done = 0
-        while done < tokens:
+        good[:] = [rng.random() < acceptance(at + i) for _ in range(batch) for i in range(each)]
+        tracks = [control.open([0], sampling=GREEDY, namespace=None, output=tokens) for _ in range(batch)]
+        for i, track in enumerate(tracks):
+            track.inner[0] = i * each
+        done = [0] * batch
+        while max(done) < tokens:
             before = clock.now
-            plan = control.plan([track], [tokens - done])[0]
-            draft = plan.draft.tokens
-            accepted = next((i for i, token in enumerate(draft) if not token), len(draft))
-            took = costs.seconds(1, 1 + len(draft)) * (1 + noise * rng.uniform(-1, 1))
+            plans = control.plan(tracks, [tokens - n for n in done])
+            drafts = [plan.draft.tokens for plan in plans]
+            accepted = [next((i for i, token in enumerate(draft) if not token), len(draft)) for draft in drafts]
+            took = costs.seconds(batch, batch + sum(map(len, drafts))) * (1 + noise * rng.uniform(-1, 1))
             clock.now += took
-            control.settle([track], [plan], [Outcome(accepted, [1] * (accepted + 1))], took)
+            control.settle(tracks, plans, [Outcome(n, [1] * (n + 1)) for n in accepted], took)
             total += clock.now - before
-            done += accepted + 1
-            lengths.append(len(draft))
-        control.close(track, learn=True)
-        plain += done * costs.seconds(1, 1)
+            done = [n + right + 1 for n, right in zip(done, accepted, strict=True)]
+            lengths += map(len, drafts)
+        for track in tracks:
+            control.close(track, learn=True)
+        plain += sum(done) / batch * costs.seconds(batch, batch)
         at += tokens
     stats = control.stats()
     return Played(total, plain, lengths, stats.probe_s, stats.reasons)

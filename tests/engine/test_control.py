@@ -112,9 +112,30 @@ def test_calibration_measures_every_batch_and_leaves_no_trace() -> None:
     assert costs.seconds(1, 1) == pytest.approx(2.1)
     assert costs.seconds(4, 20) == pytest.approx(4.0)
     assert runtime.held == [[], [], [], []]
-    short = calibrate(runtime, clock=runtime.clock, seconds=20.0)
-    assert list(short.points) == [1]
-    assert 1 in short.points[1]
+    assert costs.assumed == frozenset()
+
+
+def test_a_calibration_without_time_measures_what_matters_and_the_next_one_the_rest() -> None:
+    runtime = TickingRuntime()
+    every = calibrate(runtime, clock=runtime.clock, seconds=1e9)
+    short = calibrate(runtime, clock=runtime.clock, seconds=0.0)
+    assert short.measured == {1: {1: pytest.approx(2.1), 8: pytest.approx(2.8)}}
+    assert list(short.points) == [1, 2, 4]
+    assert {b: list(row) for b, row in short.points.items()} == {b: list(row) for b, row in every.points.items()}
+    assert short.points[4][4] == pytest.approx(2.4), "as many tokens in all cost as much"
+    assert short.points[1][16] == pytest.approx(2 * 2.8), "in proportion beyond what was measured"
+    before = runtime.clock.now
+    longer = calibrate(runtime, clock=runtime.clock, seconds=120.0, known=short)
+    assert 120 < runtime.clock.now - before < 140
+    assert 2 < len(longer.measured[1]) < 15
+    assert {4, 2} <= longer.measured.keys(), "plain decoding of every batch size comes early"
+    calls = len(runtime.calls)
+    assert calibrate(runtime, clock=runtime.clock, seconds=1e9, known=every).points == every.points
+    assert len(runtime.calls) == calls, "what is known is not measured again"
+    assert runtime.held == [[], [], [], []]
+
+
+def test_calibration_keeps_to_what_a_runtime_takes() -> None:
     narrow = calibrate(TickingRuntime(width=5, context=40, sequences=2))
     assert max(narrow.points[1]) == 5
     assert max(narrow.points[2]) == 4

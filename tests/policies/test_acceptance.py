@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.simulate import FLAT, MIDDLE, STEEP, UNEVEN, play, table
 
+from cachespec.engine.assumptions import completed
+from cachespec.engine.costs import CostModel
 from cachespec.engine.speculation import AcceptancePolicy, Candidate, Choice, CostTable, Step, expected_tokens
 from cachespec.errors import InputError
 from cachespec.policies.acceptance import Fixed, Goodput, Never, Threshold
@@ -279,6 +281,57 @@ def test_a_draft_model_that_does_not_pay_is_probed_within_its_budget_and_taken_u
     good = play(Goodput(), truth, late, tokens=6000, draft_s=0.008)
     assert good.plain / good.seconds > 1.3
     assert sum(good.lengths[-200:]) > 400
+
+
+WIDE = (1, 2, 4, 8, 16)
+TRUTHS: dict[str, CostTable] = {
+    # Where a sequence costs nothing by itself, on a CPU; where calls are flat up to many tokens, on a GPU; where it does.
+    "steep": CostTable({b: {b * w: (2 + 5.5 * b * w) / 1e3 for w in WIDE} for b in (1, 2, 4, 8)}),
+    "flat": CostTable({b: {b * w: (3 + 0.02 * b * w) / 1e3 for w in WIDE} for b in (1, 2, 4, 8)}),
+    "by sequence": CostTable({b: {b * w: (8 + 6 * b + 0.5 * b * w) / 1e3 for w in WIDE} for b in (1, 2, 4, 8)}),
+}
+KNOWN: dict[str, Callable[[int, int], bool]] = {
+    "two points": lambda batch, tokens: batch == 1 and tokens in (1, 8),
+    "one stream": lambda batch, tokens: batch == 1,
+    "plain beside it": lambda batch, tokens: batch == 1 or tokens == batch,
+    "half a row": lambda batch, tokens: batch < 4 or (batch == 4 and tokens < 10),
+}
+
+
+@pytest.mark.parametrize("known", KNOWN)
+@pytest.mark.parametrize("costs", TRUTHS)
+def test_a_calibration_that_was_cut_short_loses_nothing(costs: str, known: str) -> None:
+    """What is assumed is never so cheap that it is drafted at a loss, and is learned on the way."""
+    truth = TRUTHS[costs]
+    calls = [(batch, tokens) for batch, row in truth.points.items() for tokens in row]
+    rows = {b: {n: s for n, s in row.items() if KNOWN[known](b, n)} for b, row in truth.points.items()}
+    believed = completed({b: row for b, row in rows.items() if row}, calls)
+    assert sorted(believed.assumed) == [call for call in calls if not KNOWN[known](*call)]
+    for batch in (3, 8):  # three were never measured at all
+        for chance in (0.35, 0.8):
+            runs = [
+                play(Goodput(), truth, steady(chance), tokens=150, requests=3, batch=batch, seed=s, believed=believed)
+                for s in range(2)
+            ]
+            speed = mean(run.plain / run.seconds for run in runs)
+            assert speed >= 0.98, f"{batch} streams, {chance}: {speed:.3f}"
+
+
+def test_what_is_assumed_is_learned_from_steps_that_are_made_anyway() -> None:
+    truth = TRUTHS["by sequence"]
+    calls = [(batch, tokens) for batch, row in truth.points.items() for tokens in row]
+    model = CostModel(completed({1: truth.points[1]}, calls))
+    assert model.table.measured == {1: truth.points[1]}
+    assert model.table.seconds(4, 4) < 0.5 * truth.seconds(4, 4)
+    for _ in range(6):
+        assert (4, 4) in model.table.assumed
+        model.observe(4, 4, truth.seconds(4, 4))
+    assert (4, 4) not in model.table.assumed
+    assert model.table.seconds(4, 4) == pytest.approx(truth.seconds(4, 4))
+    assert model.speed == 1.0, "it was not the machine"
+    model.observe(3, 7, truth.seconds(3, 7))
+    assert model.table.seconds(3, 7) == pytest.approx(truth.seconds(3, 7))
+    assert model.table.seconds(3, 3) < model.table.seconds(3, 7), "a batch size seen for the first time is no single point"
 
 
 def test_a_wrong_calibration_is_found_out() -> None:

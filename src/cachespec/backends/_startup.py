@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cachespec import plugins
 from cachespec.annotations import Where
 from cachespec.engine.control import SpeculationControl
-from cachespec.engine.costs import CalibrationStore, CostModel, calibrate
+from cachespec.engine.costs import BATCHES, CalibrationStore, CostModel, calibrate
 from cachespec.engine.invariance import kept_width
 from cachespec.engine.loop import Engine
 from cachespec.engine.runtimes.base import Runtime
@@ -25,7 +25,7 @@ from cachespec.options import Problem
 if TYPE_CHECKING:
     from cachespec.engine.drafters.base import Drafter
     from cachespec.engine.drafters.factories import Load
-    from cachespec.engine.speculation import AcceptancePolicy
+    from cachespec.engine.speculation import AcceptancePolicy, CostTable
 
 WIDEST = 512
 """Tokens a call; more would make prefill hard to cancel on a slow machine."""
@@ -159,14 +159,15 @@ def start_engine(
     return Started(engine, control, reason, vocabulary)
 
 
-def _costs(runtime: Runtime, settings: EngineSettings, width: int, store: CalibrationStore) -> Any:
+def _costs(runtime: Runtime, settings: EngineSettings, width: int, store: CalibrationStore) -> CostTable:
+    """What was measured at earlier starts, and what is still missing as far as there is time for it."""
     identity = {**runtime.facts(), "parallel": settings.parallel, "invariant": width}
     known = store.load(runtime.info.fingerprint, identity)
-    if known is None:
-        batches = [batch for batch in (1, 2, 4, 8, 16, 32) if batch <= settings.parallel]
-        known = calibrate(runtime, widths=[n for n in _WIDTHS if n <= width], batches=batches)
-        store.save(runtime.info.fingerprint, identity, known)
-    return known
+    batches = [batch for batch in BATCHES if batch <= settings.parallel]
+    costs = calibrate(runtime, widths=[n for n in _WIDTHS if n <= width], batches=batches, known=known)
+    if known is None or costs.measured != known.points:
+        store.save(runtime.info.fingerprint, identity, costs)
+    return costs
 
 
 def _drafter(settings: EngineSettings, runtime: Runtime, load: Load) -> Drafter[Any]:

@@ -11,7 +11,7 @@ one call that evaluates all of them, and what drafting takes. Plain decoding emi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -30,12 +30,14 @@ class CostTable:
     """t(batch, tokens): the seconds of one call that evaluates so many tokens, rows and draws included, by measurement.
 
     Between measured points it is interpolated, in tokens within a batch size, and between batch sizes at the same tokens a
-    sequence; beyond them the last slope goes on. Immutable. InputError for points that cannot be costs.
+    sequence; beyond them the last slope goes on. `assumed` are points (batch, tokens) that nobody measured yet. Immutable.
+    InputError for points that cannot be costs.
     """
 
-    __slots__ = ("_batches", "_cheapest", "_known", "points")
+    __slots__ = ("_batches", "_cheapest", "_known", "assumed", "points")
 
-    def __init__(self, points: Mapping[int, Mapping[int, float]]) -> None:
+    def __init__(self, points: Mapping[int, Mapping[int, float]], *, assumed: Iterable[tuple[int, int]] = ()) -> None:
+        self.assumed = frozenset(assumed)
         self.points = {batch: dict(sorted(points[batch].items())) for batch in sorted(points)}
         for batch, row in self.points.items():
             if batch < 1 or not row or min(row) < batch or not all(0 < seconds < 1e6 for seconds in row.values()):
@@ -45,6 +47,15 @@ class CostTable:
         self._batches = list(self.points)
         self._known: dict[tuple[int, int], float] = {}
         self._cheapest: dict[tuple[int, int], float] = {}
+
+    @property
+    def measured(self) -> dict[int, dict[int, float]]:
+        """The points without those that are assumed."""
+        rows = {
+            batch: {tokens: seconds for tokens, seconds in row.items() if (batch, tokens) not in self.assumed}
+            for batch, row in self.points.items()
+        }
+        return {batch: row for batch, row in rows.items() if row}
 
     def seconds(self, batch: int, tokens: int) -> float:
         """Of a call for `batch` sequences with `tokens` tokens in all."""
