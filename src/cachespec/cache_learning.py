@@ -27,13 +27,13 @@ from cachespec.cache_marks import Spot
 from cachespec.cache_plan import CachePlanner, Planned
 from cachespec.caching import CachingPolicy, Outcome
 from cachespec.errors import LedgerError
+from cachespec.learned import Learned
 from cachespec.ledger.base import Ledger
 from cachespec.telemetry import MarksIgnored, Telemetry
-from cachespec.tokens import TokenModel
 from cachespec.usage import Usage
 from cachespec.warmth import Entry, Warmth
 
-SECRET, WARMTH, POLICY = "cache-keys", "warmth", "caching-policy"
+SECRET, WARMTH, POLICY, LEARNED = "cache-keys", "warmth", "caching-policy", "learned"
 SAVE_EVERY_S = 30.0
 _SAVING_SHARE = 200.0  # saving takes at most 1/200 of the time
 IGNORED = 3
@@ -55,10 +55,10 @@ class Sent:
 class Caching:
     """Planning and learning for one client. Used by the tasks of one event loop; nothing here waits, but for the store."""
 
-    def __init__(self, policy: CachingPolicy | None, telemetry: Telemetry, densities: Callable[[str], TokenModel]) -> None:
-        self.policy, self._telemetry, self._densities = policy, telemetry, densities
+    def __init__(self, policy: CachingPolicy | None, telemetry: Telemetry, learned: Learned) -> None:
+        self.policy, self._telemetry, self._learned = policy, telemetry, learned
         self.warmth, self.keys = Warmth(), CacheKeys()
-        self.planner = CachePlanner(policy, self.warmth, self.keys, densities)
+        self.planner = CachePlanner(policy, self.warmth, self.keys, learned.tokens)
         self._ignored: dict[tuple[str, str], int] = {}
         self._saved = -1
         self._save_at = 0.0
@@ -99,7 +99,7 @@ class Caching:
             self._learn(sent, read, written)
             self._watch(planned, usage)
             if usage is not None and usage.input_tokens:
-                self._densities(planned.tokenizer).learn(planned.places.sizes, usage.input_tokens)
+                self._learned.tokens(planned.tokenizer).learn(planned.places.sizes, usage.input_tokens)
         if planned.ask is not None:
             ask, output = planned.ask, None if usage is None else usage.output
             outcome = Outcome(ended_at=now, stop=stop, output_tokens=output, read=read, written=written)
@@ -215,22 +215,29 @@ class Caching:
             self.warmth.load(data, now=now)
         if (data := await ledger.load(self._policy_name)) is not None:
             self._tell("load", lambda policy: policy.load(data))
-        self._saved, self._told, self._save_at = self.warmth.changes, 0, now + SAVE_EVERY_S
+        if (answers := await ledger.load(LEARNED)) is not None:
+            self._learned.load(answers)
+        self._saved, self._told, self._save_at = self._changes, 0, now + SAVE_EVERY_S
+
+    @property
+    def _changes(self) -> int:
+        return self.warmth.changes + self._learned.answers
 
     async def save(self, ledger: Ledger, now: float, *, at_once: bool = False) -> None:
         """Save what changed, now and then, or `at_once`. A store that fails costs what was learned, and is logged."""
-        if (now < self._save_at and not at_once) or (self.warmth.changes == self._saved and not self._told):
+        if (now < self._save_at and not at_once) or (self._changes == self._saved and not self._told):
             return
         begin = anyio.current_time()
-        self._saved, self._told, self._save_at = self.warmth.changes, 0, now + SAVE_EVERY_S
+        self._saved, self._told, self._save_at = self._changes, 0, now + SAVE_EVERY_S
         try:
             await ledger.save(WARMTH, await anyio.to_thread.run_sync(self.warmth.snapshot()))
             learned: list[bytes] = []
             self._tell("dump", lambda policy: learned.append(policy.dump()))
             for data in learned:
                 await ledger.save(self._policy_name, data)
+            await ledger.save(LEARNED, self._learned.dump())
         except LedgerError as error:
-            _log.warning("what was learned about caches could not be saved: %s", error)
+            _log.warning("what was learned could not be saved: %s", error)
         self._told = 0
         self._save_at = max(self._save_at, now + _SAVING_SHARE * (anyio.current_time() - begin))
 

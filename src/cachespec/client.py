@@ -103,7 +103,7 @@ class Client:
         self._retries: RetryRule = config.retries
         self._middleware, self._telemetry = Chain(middleware), Telemetry(hooks)
         self._learned = Learned()
-        self._caching = Caching(wired.caching, self._telemetry, self._learned.tokens)
+        self._caching = Caching(wired.caching, self._telemetry, self._learned)
         self._decider = Decider(self.backends, wired.routing, self.ledger, settings, self._caching.planner, self._learned)
         self._clock = clock or SystemClock()
         self._memory = Memory()
@@ -163,8 +163,7 @@ class Client:
                         await backend.start()
                     except ConfigError as error:
                         raise self.config.place(error, ("backends", name)) from error
-                if self._plans_caches:
-                    await self._caching.restore(self.ledger, self._clock.time())
+                await self._caching.restore(self.ledger, self._clock.time())
                 self._started = True
 
     async def aclose(self) -> None:
@@ -179,7 +178,7 @@ class Client:
         with anyio.CancelScope(shield=True):
             for stream in list(self._streams):
                 await stream.aclose()
-            if self._started and self._plans_caches:
+            if self._started:
                 await self._caching.save(self.ledger, self._clock.time(), at_once=True)
             parts: list[Backend | Ledger] = [*self.backends.values(), self.ledger]
             for part in parts:
@@ -423,11 +422,6 @@ class Client:
             tool_loop=resumed.tool_loop,
             changed=resumed.changed,
         )
-
-    @property
-    def _plans_caches(self) -> bool:
-        """Whether any backend has a prompt cache to plan for: others need no store and no secret."""
-        return any(backend.capabilities.caching is not None for backend in self.backends.values())
 
 
 class Connection:

@@ -45,6 +45,8 @@ class Learned:
     def __init__(self) -> None:
         self.outputs = OutputLengths()
         self.health = Health()
+        self.answers = 0
+        """Answers that it was told of: what was saved at one count need not be saved again at the same."""
         self._tokens: dict[str, TokenModel] = {}
         self._speeds: dict[str, SpeedModel] = {}
 
@@ -94,6 +96,7 @@ class Learned:
         usage = answer.usage
         if usage is None:
             return
+        self.answers += 1
         if answer.sizes is not None and usage.input_tokens is not None:
             self.tokens(answer.model).learn(answer.sizes, usage.input_tokens)
         if usage.output is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,3 +219,16 @@ async def test_chance_is_the_same_for_a_session_and_even_over_many() -> None:
         assert chosen == [client.plan("Hi", session_id=f"s{i}").chosen for i in range(400)]
         assert 60 < chosen.count("cheap") < 140
         assert len({client.plan("Hi").chosen for _ in range(100)}) == 2
+
+
+@pytest.mark.anyio
+async def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
+    ledger = {"use": "sqlite", "path": str(tmp_path / "ledger.db")}
+    long = say("Hello", usage=Usage(uncached=10, cache_read=0, cache_write={}, output=3_000))
+    async with Client(backends=pair(cheap=long), models=BOTH, ledger=ledger) as client:
+        for _ in range(10):
+            await client.complete("Hi")
+    async with Client(backends=pair(), models=BOTH, ledger=ledger) as client:
+        offer = client.plan("Hi").candidates[0]
+    assert offer.tokens.output_expected == 3_000
+    assert offer.latency.evidence == "measured"
