@@ -131,6 +131,6 @@ def _said(value: object) -> str:
     if isinstance(value, ToolChoice):
         return value.name or value.mode
     if isinstance(value, ResponseFormat):
-        return value.name or value.kind
+        return value.kind
     text = str(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -63,7 +63,7 @@ class CacheKeys:
         traffic.now += 1
         rate = max(float(traffic.now), traffic.now + traffic.before * (1 - now % 60 / 60))
         shards = 1
-        while shards * PER_MINUTE < rate:
+        while shards * PER_MINUTE + 1 < rate:  # a minute may hold one more than its share
             shards *= 2
         if shards >= traffic.shards or now >= traffic.until:
             traffic.shards, traffic.until = shards, now + _KEEP_SHARDS_S

@@ -92,8 +92,8 @@ def _reaching(mine: list[Spot], callers: Sequence[Spot], places: Places, terms: 
     if place is None:
         return mine
     index, prefix = places.at[place], places.prefixes[place]
-    everyone = [*callers, *mine]
-    if mine[-1].index < index or any(reads(spot, index, prefix.position, terms) for spot in everyone):
+    reached = any(reads(spot, index, prefix.position, terms) for spot in (*callers, *mine))
+    if reached or prefix.tokens < terms.minimum or mine[-1].index < index:
         return mine
     warm = prefix.warm
     added = places.spot(place, mine[-1].ttl if warm is None else warm.ttl)

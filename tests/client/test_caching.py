@@ -547,7 +547,7 @@ async def test_too_short_is_no_alarm(vendor: Vendor) -> None:
 async def test_off_and_no_write(vendor: Vendor, model: str) -> None:
     async with vendor.client(model) as client:
         for mode in ("off", "no-write"):
-            await client.complete("Hi", system=SYSTEM, cache=mode)  # type: ignore[arg-type]
+            await client.complete("Hi", system=SYSTEM, cache=mode)
         cold = vendor.bodies[:2]
         await client.complete("Hi", system=SYSTEM)
         vendor.clock.advance(10)
@@ -642,9 +642,13 @@ async def test_a_policy_that_fails_to_learn_costs_no_answer(vendor: Vendor, capl
 
 async def test_many_at_once_leave_a_sound_belief(vendor: Vendor) -> None:
     async with vendor.client(CLAUDE) as client:
+
+        async def ask(i: int) -> None:
+            await client.complete(f"Hi {i}", system=SYSTEM)
+
         async with anyio.create_task_group() as tasks:
             for i in range(20):
-                tasks.start_soon(lambda i=i: client.complete(f"Hi {i}", system=SYSTEM))
+                tasks.start_soon(ask, i)
         vendor.clock.advance(5)
         done = await client.complete("Hi 3", system=SYSTEM)
     assert done.decision.candidates[0].tokens.cache_read == vendor.reads[-1] > 0
