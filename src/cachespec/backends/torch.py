@@ -9,6 +9,7 @@ from cachespec.backends._drafts import load_draft
 from cachespec.backends._local import LocalBackend
 from cachespec.backends._startup import SPARE_SLOTS, EngineSettings, Progress, at_least
 from cachespec.durations import Duration
+from cachespec.engine.costs import CalibrationStore
 from cachespec.engine.models import find_checkpoint
 from cachespec.engine.runtimes.base import Runtime
 from cachespec.errors import MissingDependencyError
@@ -31,13 +32,13 @@ class TorchBackend(LocalBackend):
         parallel: requests that run at once; others wait.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``; ``auto`` takes CUDA where it is.
         dtype: of matrix products; ``int8`` keeps weights in 8 bits. ``auto`` is bfloat16 where the hardware multiplies it.
-        threads: of the CPU; None measures which number is fastest.
+        threads: of the CPU; None measures at the first start which number is fastest.
         prefill_chunk: prompt tokens a call, 1 to 512. Between calls, other work gets its turn.
         max_gap: how many times longer than otherwise a running stream may wait for its next token while a prompt comes in.
         host_cache_mb: memory for KV that had to make room, in MB.
         keep_warm: how long what a session computed goes after what others did.
-        deterministic: the text for a seed depends on nothing else (contract E2): calls stay inside the width in which start-up
-            finds the kernels' rounding to be that of single tokens.
+        deterministic: the text for a seed depends on nothing else (contract E2): calls stay inside the width in which the first
+            start, in some seconds, finds the kernels' rounding to be that of single tokens.
         cost: ``"0"``, ``{"per_hour": "0.40"}`` or ``{"per_mtok": ...}``; see `pricing.local_rates`.
         draft: the drafter, ``{"use": "suffix"}``; None decodes plainly. Its first start measures for some seconds.
         acceptance: the policy that says how far to draft; ``goodput`` where neither this nor ``[policies]`` says.
@@ -94,6 +95,7 @@ class TorchBackend(LocalBackend):
             dtype=self._dtype,
             width=settings.width,
             progress=progress,
+            store=CalibrationStore(),
         )
 
     def load_draft(self, model: str, runtime: str | None) -> Runtime:
@@ -112,6 +114,7 @@ def load_torch(
     dtype: Precision,
     width: int = 128,
     progress: Callable[[float], bool] | None = None,
+    store: CalibrationStore | None = None,
 ) -> Runtime:
     """Load a checkpoint. Raises ConfigError, NotFoundError, MissingDependencyError; `Interrupted` when `progress` says so."""
     try:
@@ -130,4 +133,5 @@ def load_torch(
         threads=threads,
         width=width,
         progress=progress,
+        store=store,
     )

@@ -98,6 +98,23 @@ def test_perplexity(logits: NDArray[np.float32], wanted: NDArray[np.float32], to
     assert perplexity(logits, tokens) == pytest.approx(perplexity(wanted, tokens), rel=5e-4)
 
 
+def test_rows_of_a_batch_are_those_of_single_sequences(
+    runtime: TorchRuntime, logits: NDArray[np.float32], tokens: list[int]
+) -> None:
+    """Three at different places, one verifying, one decoding, one in the middle of its prompt: equal to the bit."""
+    starts, counts = (200, 70, 120), (5, 1, 60)
+    for sequence, start in enumerate(starts):
+        runtime.free(sequence)
+        put(runtime, tokens[:start], sequence, rows=0)
+    spans = [
+        Span(sequence=i, start=start, tokens=tokens[start : start + count], rows=count)
+        for i, (start, count) in enumerate(zip(starts, counts, strict=True))
+    ]
+    found = runtime.rows(runtime.evaluate(spans))
+    wanted = [logits[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    assert np.array_equal(found, np.concatenate(wanted))
+
+
 def test_greedy_text(oracle: Any, runtime: TorchRuntime, tokens: list[int]) -> None:
     prompt, count = tokens[:60], 20
     with torch.inference_mode():

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.engine.torch.support import SPECIALS, WORDS, load, model, numbers, put, save, torch
 
+from cachespec.engine.costs import CalibrationStore
 from cachespec.engine.invariance import invariant_width
 from cachespec.engine.runtimes.base import Interrupted, Runtime, Span
-from cachespec.engine.runtimes.torch import TorchRuntime
+from cachespec.engine.runtimes.torch import TorchRuntime, devices
 from cachespec.engine.sampling import Sampling, draw
 from cachespec.errors import ConfigError, OutOfPagesError
 
@@ -343,6 +345,50 @@ def test_threads_are_measured_when_not_given(folder: Path) -> None:
         assert runtime.length(0) == 0
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_was_measured_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, tried = torch.get_num_threads(), []
+    store = CalibrationStore(tmp_path)
+
+    def measure(threads: devices.Threads, work: Callable[[], None]) -> int:
+        tried.append(threads.count)
+        threads.change(1)
+        return 1
+
+    monkeypatch.setattr("cachespec.engine.runtimes.torch.runtime.fastest", measure)
+    try:
+        for _ in range(2):
+            runtime = load(folder, threads=None, store=store)
+            assert runtime.facts()["threads"] == 1
+        assert len(tried) == 1
+        (file,) = tmp_path.iterdir()
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"threads": 100_000}))
+        assert load(folder, threads=None, store=store).facts()["threads"] == 1
+        assert len(tried) == 2
+        load(folder, threads=None, dtype="bfloat16", store=store)
+        load(folder, threads=None)
+        assert len(tried) == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("seconds", "tries", "best"), [(1000.0, 5 * 4, 4), (11.0, 2, 4), (0.0, 1, 8)])
+def test_the_fastest_number_of_threads(monkeypatch: pytest.MonkeyPatch, seconds: float, tries: int, best: int) -> None:
+    """Of 8, 4, 2 and 1 threads: by a clock that the work moves. Without time, what was tried is what there is."""
+    now, took = 0.0, {8: 5.0, 4: 4.0, 2: 7.0, 1: 13.0}
+    set_to: list[int] = []
+    monkeypatch.setattr(devices, "candidates", lambda: [8, 4, 2, 1])
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+
+    def work() -> None:
+        nonlocal now
+        now += took[set_to[-1]]
+
+    threads = devices.Threads(1)
+    found = devices.fastest(threads, work, seconds=seconds, clock=lambda: now)
+    assert found == threads.count == set_to[-1] == best
+    assert len(set_to) - 1 == tries
 
 
 def test_another_thread_computes_with_as_many_threads(runtime: TorchRuntime) -> None:

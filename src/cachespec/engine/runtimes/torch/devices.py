@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Final, Literal
 
@@ -79,26 +79,36 @@ class Threads:
         self.use()
 
 
-def fastest(threads: Threads, work: Callable[[], None], *, rounds: int = 5) -> int:
+def fastest(
+    threads: Threads,
+    work: Callable[[], None],
+    *,
+    rounds: int = 5,
+    seconds: float = 3.0,
+    clock: Callable[[], float] = perf_counter,
+) -> int:
     """Set the number of threads with which `work` takes least time, and return it.
 
-    Candidates are tried in turns, so that a busy moment of the machine hits all of them, and judged by their best time.
+    Candidates are tried in turns, so that a busy moment of the machine hits all of them, and judged by their best time. When
+    `seconds` are over nothing more is tried; large numbers come first, since it is large models that take so long.
     """
-    counts = list(_candidates())
+    counts = list(candidates())
     best = dict.fromkeys(counts, float("inf"))
-    for _ in range(rounds if len(counts) > 1 else 0):
-        for count in counts:
-            threads.change(count)
-            work()  # the first one with another number of threads starts or stops some
-            start = perf_counter()
-            work()
-            best[count] = min(best[count], perf_counter() - start)
+    until = clock() + seconds
+    for count in counts * rounds if len(counts) > 1 else ():
+        if clock() >= until and min(best.values()) < float("inf"):
+            break
+        threads.change(count)
+        work()  # the first one with another number of threads starts or stops some
+        start = clock()
+        work()
+        best[count] = min(best[count], clock() - start)
     threads.change(min(counts, key=lambda count: best[count]))
     return threads.count
 
 
-def _candidates() -> Iterable[int]:
-    """1, 2, 4... and all processors this process may use, and half of them, which may be all cores."""
+def candidates() -> Sequence[int]:
+    """All processors this process may use, half of them, which may be all cores, and ...4, 2, 1."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     powers = (2**i for i in range(available.bit_length()))
-    return sorted({min(count, available) for count in (*powers, max(1, available // 2), available)})
+    return sorted({min(count, available) for count in (*powers, max(1, available // 2), available)}, reverse=True)

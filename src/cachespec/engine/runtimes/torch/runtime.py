@@ -12,7 +12,15 @@ import torch
 from cachespec.engine.runtimes.base import Interrupted, Span
 from cachespec.engine.runtimes.torch.attention import Piece
 from cachespec.engine.runtimes.torch.checkpoint import Checkpoint
-from cachespec.engine.runtimes.torch.devices import Precision, Threads, fastest, library, pick_device, pick_precision
+from cachespec.engine.runtimes.torch.devices import (
+    Precision,
+    Threads,
+    candidates,
+    fastest,
+    library,
+    pick_device,
+    pick_precision,
+)
 from cachespec.engine.runtimes.torch.loading import Parts, load_parts, open_checkpoint
 from cachespec.engine.sampling import Sampling
 from cachespec.errors import OutOfPagesError
@@ -20,6 +28,8 @@ from cachespec.errors import OutOfPagesError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from cachespec.engine.costs import CalibrationStore
 
 _WIDTH: Final = 512
 
@@ -50,6 +60,7 @@ class TorchRuntime:
         threads: int | None = None,
         progress: Callable[[float], bool] | None = None,
         width: int = _WIDTH,
+        store: CalibrationStore | None = None,
     ) -> TorchRuntime:
         """Load a Hugging Face directory or a GGUF file. Takes seconds; not for an event loop's thread.
 
@@ -61,6 +72,7 @@ class TorchRuntime:
             threads: None measures which number decodes fastest. Nothing to do with a GPU.
             progress: gets the loaded part, 0 to 1; stops loading by returning False, and `Interrupted` is raised.
             width: the most tokens a call takes.
+            store: where the number of threads that was measured is kept; None measures it at every load.
 
         Raises: ConfigError (no model, unsupported, damaged, context beyond what it was trained for, no such device,
         no room); MissingDependencyError.
@@ -85,7 +97,7 @@ class TorchRuntime:
         )
         runtime = cls(parts, width=width, threads=team)
         if threads is None and where.type == "cpu":
-            fastest(team, runtime._decode_once)
+            runtime._choose_threads(store)
         report(1.0)
         return runtime
 
@@ -210,6 +222,18 @@ class TorchRuntime:
     def _alive(self) -> None:
         if self._closed:
             raise RuntimeError("the runtime is closed")
+
+    def _choose_threads(self, store: CalibrationStore | None) -> None:
+        """The number with which decoding is fastest, measured once: rounding may depend on it, and so a seed's text."""
+        counts, mark = candidates(), self.info.fingerprint
+        identity = {"measured": "threads", "library": library(self._decoder.device), "counts": counts}
+        saved = {} if store is None else store.read(mark, identity) or {}
+        if (count := saved.get("threads")) in counts:
+            self._threads.change(int(count))
+            return
+        found = fastest(self._threads, self._decode_once)
+        if store is not None:
+            store.write(mark, identity, {"threads": found})
 
     def _decode_once(self) -> None:
         self.evaluate([Span(sequence=0, start=0, tokens=[0], rows=1)])
