@@ -356,7 +356,7 @@ def test_traces_of_many_beginnings_are_bounded() -> None:
         plain = build_request(messages=[HI], tools=[tool(1)], response_format=form)
         assert build_prompt(request).segments == build_prompt(plain).segments
     assert isinstance(request.tools, Seen)
-    assert len(request.tools.run.traces) <= 16
+    assert len(request.tools.run.traces) <= 64
 
 
 def test_what_is_handed_out_is_a_tuple_like_any_other() -> None:

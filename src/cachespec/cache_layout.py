@@ -11,16 +11,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from cachespec.caching import Prefix, PrefixKind
 from cachespec.messages import ImagePart, Message, OpaquePart, TextPart, ToolCallPart, ToolResultPart
 from cachespec.prompt import Prompt, Segment
+from cachespec.recall import Seen, trace
 from cachespec.tokens import IMAGE_TOKENS, Sizes
 
 Api = Literal["messages", "responses", "chat"]
 Weights: TypeAlias = tuple[float, ...]
 """Tokens for what a prompt is made of, as of `cachespec.tokens.PRIOR`."""
+_State: TypeAlias = tuple[Sizes, int, str, int]
+"""Between two messages: sizes, position and run as in `Layout`, and the index of the next segment."""
+_KEY = attrgetter("key")
 _DOCUMENT = 2_048
 """Bytes from which on a piece within a message is a place of its own."""
 _REMEMBERED = 512
@@ -33,7 +38,7 @@ _SYSTEM = ("system", "developer")
 class Layout:
     """The places of a prefix. `keys` are their digests, `at` the index of each one's segment, `head` how many of them stand
     before the messages. `tokens`, `segments` and `messages` say how far it goes, `sizes` what it is made of, `position` and
-    `run` how many blocks that is and of which kind the last is."""
+    `run` how many blocks that is and of which kind the last is. `before` is the tokens before the messages."""
 
     prefixes: tuple[Prefix, ...]
     keys: tuple[bytes, ...]
@@ -45,6 +50,7 @@ class Layout:
     messages: int
     position: int
     run: str
+    before: int = 0
 
 
 def tokens_of(sizes: Sizes, weights: Weights) -> int:
@@ -66,6 +72,12 @@ class Layouts:
         segments, messages = prompt.segments, prompt.request.messages
         known = self._known
         end = len(segments)
+        if isinstance(messages, Seen):
+            found = known.get((prompt.digest, api, weights))
+            if found is None or (found.segments, found.messages) != (end, len(messages)):
+                found = _along(self._beginning(prompt, api, weights), prompt, api, weights)
+                self._keep(found, segments, api, weights)
+            return found
         boundary = end
         for number in range(len(messages), -1, -1):
             found = known.get((segments[boundary - 1].digest, api, weights))
@@ -80,6 +92,17 @@ class Layouts:
         if found.segments < end:
             found = _extended(found, prompt, api, weights)
             self._keep(found, segments, api, weights)
+        return found
+
+    def _beginning(self, prompt: Prompt, api: Api, weights: Weights) -> Layout:
+        """The layout of what stands before the messages."""
+        end = 1 + len(prompt.request.tools) + len(prompt.request.system)
+        found = self._known.get((prompt.segments[end - 1].digest, api, weights))
+        if found is None or (found.segments, found.messages) != (end, 0):
+            found = _head(prompt, api, weights)
+            self._keep(found, prompt.segments, api, weights)
+        else:
+            self._known.move_to_end((prompt.segments[end - 1].digest, api, weights))
         return found
 
     def _keep(self, layout: Layout, segments: Sequence[Segment], api: Api, weights: Weights) -> None:
@@ -112,18 +135,37 @@ class _Walk:
         self.keys.append(segment.digest)
         self.at.append(index)
 
-    def layout(self, *, head: int | None, segments: int, messages: int) -> Layout:
+    def message(self, message: Message, segments: Sequence[Segment], index: int, api: Api) -> int:
+        """Walk a message whose segments begin at `index`; returns where the next one's do."""
+        count = len(message.parts)
+        able = [_takes_mark(message, part, api) for part in message.parts]
+        last = max((i for i, ok in enumerate(able) if ok), default=-1)
+        if not count:
+            self.block(segments[index], "", None)
+        for i, part in enumerate(message.parts):
+            segment = segments[index + i]
+            run = "call" if isinstance(part, ToolCallPart) else "result" if isinstance(part, ToolResultPart) else ""
+            self.block(segment, run, part)
+            if i == last:
+                self.place(index + i, segment, "system" if message.role in _SYSTEM else "turn")
+            elif able[i] and segment.size >= _DOCUMENT and message.role == "user":
+                self.place(index + i, segment, "document")
+        return index + (count or 1)
+
+    def layout(self, *, beginning: Layout | None, segments: int, messages: int) -> Layout:
+        tokens = tokens_of(self.sizes.sizes(), self.weights)
         return Layout(
             prefixes=tuple(self.prefixes),
             keys=tuple(self.keys),
             at=tuple(self.at),
-            head=len(self.keys) if head is None else head,
-            tokens=tokens_of(self.sizes.sizes(), self.weights),
+            head=len(self.keys) if beginning is None else beginning.head,
+            tokens=tokens,
             sizes=self.sizes.sizes(),
             segments=segments,
             messages=messages,
             position=self.position,
             run=self.run,
+            before=tokens if beginning is None else beginning.before,
         )
 
 
@@ -146,28 +188,47 @@ def _head(prompt: Prompt, api: Api, weights: Weights) -> Layout:
         if said.text.strip():
             walk.place(index, segments[index], "system")
         index += 1
-    return walk.layout(head=None, segments=index, messages=0)
+    return walk.layout(beginning=None, segments=index, messages=0)
 
 
 def _extended(base: Layout, prompt: Prompt, api: Api, weights: Weights) -> Layout:
-    request, segments = prompt.request, prompt.segments
+    request = prompt.request
     walk, index = _Walk(base, weights), base.segments
     for message in request.messages[base.messages :]:
-        count = len(message.parts)
-        able = [_takes_mark(message, part, api) for part in message.parts]
-        last = max((i for i, ok in enumerate(able) if ok), default=-1)
-        if not count:
-            walk.block(segments[index], "", None)
-        for i, part in enumerate(message.parts):
-            segment = segments[index + i]
-            run = "call" if isinstance(part, ToolCallPart) else "result" if isinstance(part, ToolResultPart) else ""
-            walk.block(segment, run, part)
-            if i == last:
-                walk.place(index + i, segment, "system" if message.role in _SYSTEM else "turn")
-            elif able[i] and segment.size >= _DOCUMENT and message.role == "user":
-                walk.place(index + i, segment, "document")
-        index += count or 1
-    return walk.layout(head=base.head, segments=index, messages=len(request.messages))
+        index = walk.message(message, prompt.segments, index, api)
+    return walk.layout(beginning=base, segments=index, messages=len(request.messages))
+
+
+def _along(head: Layout, prompt: Prompt, api: Api, weights: Weights) -> Layout:
+    """The same for messages that are remembered, in whatever conversation: only what is new is walked."""
+    messages, segments = prompt.request.messages, prompt.segments
+    start = head.sizes, head.position, head.run, head.segments
+    name = segments[head.segments - 1].digest, api, weights
+    (sizes, position, run, _), places = trace(messages, _step, start, name, segments, api, weights)
+    prefixes, at = zip(*places, strict=True) if places else ((), ())
+    return Layout(
+        prefixes=(*head.prefixes, *prefixes),
+        keys=(*head.keys, *map(_KEY, prefixes)),
+        at=(*head.at, *at),
+        head=head.head,
+        tokens=tokens_of(sizes, weights),
+        sizes=sizes,
+        segments=len(segments),
+        messages=len(messages),
+        position=position,
+        run=run,
+        before=head.tokens,
+    )
+
+
+def _step(
+    state: _State, message: Message, segments: Sequence[Segment], api: Api, weights: Weights
+) -> tuple[_State, list[tuple[Prefix, int]]]:
+    walk = _Walk(None, weights)
+    sizes, walk.position, walk.run, index = state
+    walk.sizes = _Sums.of(sizes)
+    index = walk.message(message, segments, index, api)
+    return (walk.sizes.sizes(), walk.position, walk.run, index), list(zip(walk.prefixes, walk.at, strict=True))
 
 
 def tokens_to(prompt: Prompt, weights: Weights, index: int) -> int:

@@ -343,7 +343,7 @@ class _Planning:
         """The digest of what conversations share: tools and system where they are long enough to be cached, else the first
         piece of the first message. It stays the same as a conversation grows."""
         segments, head = self.prompt.segments, 1 + len(self.request.tools) + len(self.request.system)
-        if head > 1 and _tokens_before(self.layout, self.prompt, self.weights, head - 1) >= self.cache.terms.minimum:
+        if head > 1 and self.layout.before >= self.cache.terms.minimum:
             return segments[head - 1].digest
         return segments[min(head, len(segments) - 1)].digest
 
@@ -418,13 +418,6 @@ class _Planning:
             ago = now - entry.expires_at
             return Belief(state="stale", tokens=entry.tokens, expires_in_s=0.0, evidence=f"ran out {ago:.0f} s ago")
         return Belief(state="cold", tokens=0, evidence="nothing of this prompt was cached from here")
-
-
-def _tokens_before(layout: Layout, prompt: Prompt, weights: Weights, index: int) -> int:
-    """Tokens up to segment `index` before the messages, from the layout where it has a place there."""
-    if layout.head and layout.at[layout.head - 1] == index:
-        return layout.prefixes[layout.head - 1].tokens
-    return tokens_to(prompt, weights, index)
 
 
 def _tokenizer(backend: Backend) -> str:

@@ -269,13 +269,12 @@ class Decider:
         estimate = backend.estimate(prompt)
         ignored = _unsupported(asked.request, backend) if self._settings.drop_unsupported else ()
         planned = plans[name] = self._planner.plan(backend, prompt, asked.ask, ignored=ignored, changed=asked.changed)
-        if planned.tokens is not None and planned.belief is not None:
-            estimate = replace(estimate, tokens=_with_cache(estimate.tokens, planned.tokens), belief=planned.belief)
+        said = estimate.tokens
+        tokens, belief = (said if planned.tokens is None else planned.tokens), planned.belief or estimate.belief
         capabilities = backend.capabilities
         output_max = estimate.output_max
         if output_max is None:
             output_max = _least(request.max_output_tokens, capabilities.max_output)
-        tokens = estimate.tokens
         if capabilities.context is not None and tokens.input is not None:
             # A local model's count is exact. Elsewhere it is a guess that may be twice too high; the vendor's word counts then.
             surely = tokens.input if capabilities.local else tokens.input // 2
@@ -286,14 +285,11 @@ class Decider:
             elif capabilities.local:
                 output_max = _least(output_max, capabilities.context - tokens.input)
         expected = self._learned.output_expected(asked.ask, output_max)
-        if expected is not None:
-            tokens = replace(tokens, output_expected=expected)
-        tokens = with_output(tokens, output_max)
+        tokens = with_output(tokens, output_max, said.output_expected if expected is None else expected, said.worst_input)
         own[name] = own_latency(estimate.latency, local=capabilities.local)
         latency = self._learned.latency(name, estimate.latency, tokens, local=capabilities.local, now=asked.ask.now)
-        estimate = replace(estimate, latency=latency)
         timeout = asked.ask.timeout_s
-        priced = quote(backend.rates, estimate, tokens, at_most_s=None if timeout is None else timeout + STEP_S)
+        priced = quote(backend.rates, estimate, tokens, latency, at_most_s=None if timeout is None else timeout + STEP_S)
         reasons += self._budget(name, asked, priced, estimate.unbounded, errors)
         out = any(r.code in ("context_length", "budget", "price_unknown") for r in reasons)
         return Offer(
@@ -304,7 +300,7 @@ class Decider:
             quote=priced,
             tokens=tokens,
             latency=latency,
-            belief=estimate.belief,
+            belief=belief,
             speculation=estimate.speculation,
         )
 
@@ -456,15 +452,3 @@ def _honourable(request: Request, backend: Backend) -> Request:
 def _least(*values: int | None) -> int | None:
     known = [v for v in values if v is not None]
     return min(known) if known else None
-
-
-def _with_cache(said: TokenEstimate, planned: TokenEstimate) -> TokenEstimate:
-    """A backend's estimate with what is learned of its tokens and of its cache."""
-    return replace(
-        said,
-        input=planned.input,
-        cache_read=planned.cache_read,
-        cache_write=planned.cache_write,
-        uncached=planned.uncached,
-        writes=planned.writes,
-    )

@@ -21,25 +21,36 @@ EXPECTED_OUTPUT = 400
 """Output tokens expected of a request about which nothing was learned; never above its own limit."""
 
 
-def with_output(tokens: TokenEstimate, output_max: int | None) -> TokenEstimate:
-    """The estimate with its output side: what may come at most, and what is expected."""
-    expected = tokens.output_expected
+def with_output(tokens: TokenEstimate, output_max: int | None, expected: int | None, worst_input: int | None) -> TokenEstimate:
+    """The estimate with its output side, what may come at most and what is expected, and with the bound on its input."""
     if expected is None:
         expected = EXPECTED_OUTPUT
     if output_max is not None:
         expected = min(expected, output_max)
-    return replace(tokens, output_expected=expected, output_max=output_max)
+    return TokenEstimate(
+        input=tokens.input,
+        cache_read=tokens.cache_read,
+        cache_write=tokens.cache_write,
+        uncached=tokens.uncached,
+        output_expected=expected,
+        output_max=output_max,
+        worst_input=worst_input,
+        writes=tokens.writes,
+    )
 
 
-def quote(rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, *, at_most_s: float | None) -> Quote | None:
+def quote(
+    rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, latency: Latency, *, at_most_s: float | None
+) -> Quote | None:
     """Expected and worst cost in USD; None when the price or the size of the input is not known, or there is no bound.
 
-    A local engine's expected time comes from its latency estimate. `at_most_s` is the request's deadline: whatever else
-    happens on the machine, it cannot be busy with the request for longer, so that is the worst case of a price per hour.
+    `tokens` and `latency` are the estimate's with what was learned; a local engine's expected time is its latency. `at_most_s`
+    is the request's deadline: whatever else happens on the machine, it cannot be busy with the request for longer, so that is
+    the worst case of a price per hour.
     """
     if rates is None or tokens.input is None:
         return None
-    seconds = _seconds(estimate.latency)
+    seconds = _seconds(latency)
     usage = Usage(
         uncached=tokens.uncached if tokens.uncached is not None else tokens.input,
         cache_read=tokens.cache_read or 0,

@@ -16,20 +16,21 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, TypeAlias, TypeVar, TypeVarTuple, Unpack, get_args
 
 from cachespec.messages import CacheMark, Message, Part, Tool
 
 T = TypeVar("T")
 S = TypeVar("S")
 P = TypeVar("P")
+More = TypeVarTuple("More")
 
 Key: TypeAlias = tuple[Any, ...] | bytes
 """Equal keys: nothing that reads the items can tell them apart. Strings in it are the item's own, not copies."""
 
 _ITEM_BYTES = 2_000
 """What an item takes in memory beside its text: its value, key, place in the index, and what is traced of it."""
-_TRACES = 16  # kept of one sequence: one for each reader, and for each beginning before it (other tools, other parameters)
+_TRACES = 64  # kept of one sequence: one for each reader, and for each beginning before it (other tools, other parameters)
 _LATELY = 8  # lists known as a whole
 _DEEPEST = 200
 _OURS = frozenset((CacheMark, Message, Tool, *get_args(Part)))
@@ -195,19 +196,23 @@ class Recall(Generic[T]):
 
 
 def trace(
-    values: tuple[T, ...], step: Callable[[S, T], tuple[S, Iterable[P]]], start: S, name: Hashable = None
+    values: tuple[T, ...],
+    step: Callable[[S, T, Unpack[More]], tuple[S, Iterable[P]]],
+    start: S,
+    name: Hashable = None,
+    *more: *More,
 ) -> tuple[S, list[P]]:
-    """Go along values: `step` takes the state and a value, and gives the next state and what comes out there.
+    """Go along values: `step` takes the state and a value (and `more`), and gives the next state and what comes out there.
 
     Returns the last state and everything that came out. What was gone along before is not gone along again, so `step` must be
     a function of its arguments alone that has a name (no lambda), states and pieces must be immutable, and `name` must tell
-    apart any two values of `start`.
+    apart any two values of `start`, and of `more` as far as `step` looks at it.
     """
     if not isinstance(values, Seen):
         state = start
         out: list[P] = []
         for value in values:
-            state, pieces = step(state, value)
+            state, pieces = step(state, value, *more)
             out += pieces
         return state, out
     run, count, key = values.run, len(values), (step, name)
@@ -217,7 +222,7 @@ def trace(
         known = _Trace([start], [], [0]) if known is None else known.to(count)
         state = known.states[-1]
         for value in values[len(known.states) - 1 :]:
-            state, pieces = step(state, value)
+            state, pieces = step(state, value, *more)
             known.states.append(state)
             known.pieces += pieces
             known.ends.append(len(known.pieces))

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import httpx2
 
-from cachespec.backends._bounds import bounds
+from cachespec.backends._bounds import Bounds, bounds
 from cachespec.backends._decode import EventDecoder
 from cachespec.backends._decode_chat import ChatDecoder
 from cachespec.backends._decode_messages import MessagesDecoder
@@ -40,6 +40,7 @@ from cachespec.errors import (
 from cachespec.messages import ImagePart, Message, ToolResultPart
 from cachespec.pricing import Rates, hosted_rates
 from cachespec.prompt import Prompt
+from cachespec.recall import trace
 from cachespec.request import Request
 
 Headers: TypeAlias = Mapping[str, Any]
@@ -53,6 +54,9 @@ _PATH: Mapping[Api, str] = {"chat": "/chat/completions", "responses": "/response
 BYTES_PER_TOKEN, TOKENS_PER_IMAGE = 4, 1_000
 # Assumed until something is measured: milliseconds to the first token, for each token of input, and for each of output.
 FIRST_MS, INPUT_MS, OUTPUT_MS, ASSUMED_OUTPUT = 600.0, 0.03, 15.0, 400
+
+
+_UNSEEN = Belief(state="unknown", evidence="nothing seen yet")
 
 
 class SDKClient(Protocol):
@@ -169,14 +173,7 @@ class HostedBackend(ABC):
         found = added(request, self.name, self._profile, drop_cache=request.cache != "auto")
         bound = bounds(prompt, self._profile, found)
         tiers = {key: value for key in ("service_tier", "speed") if isinstance(value := found.fields.get(key), str)}
-        likely = estimate(prompt, local=self.capabilities.local)
-        return replace(
-            likely,
-            tokens=replace(likely.tokens, worst_input=bound.input),
-            output_max=bound.output,
-            billing=tiers or None,
-            unbounded=bound.unknown,
-        )
+        return estimate(prompt, bound, local=self.capabilities.local, billing=tiers or None)
 
     def wire(self, request: Request, plan: Plan) -> Wire:
         return Wire(url=self._url, body=self.render(request, plan).body)
@@ -257,10 +254,10 @@ def checked_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def estimate(prompt: Prompt, *, local: bool) -> Estimate:
+def estimate(prompt: Prompt, bound: Bounds, *, local: bool, billing: Mapping[str, str] | None = None) -> Estimate:
     """What is likely: tokens by bytes until something is learned; times are assumed, and not known for one's own server."""
     request, images = prompt.request, prompt.images
-    text = prompt.size - (_image_bytes(request.messages) if images else 0)
+    text = prompt.size - (trace(request.messages, _add_image_bytes, 0)[0] if images else 0)
     expected = -(-max(text, 0) // BYTES_PER_TOKEN) + 4 * (len(request.messages) + 1) + images * TOKENS_PER_IMAGE
     tokens = TokenEstimate(
         input=expected,
@@ -269,17 +266,24 @@ def estimate(prompt: Prompt, *, local: bool) -> Estimate:
         uncached=expected,
         output_expected=None,
         output_max=None,
+        worst_input=bound.input,
     )
     first = FIRST_MS + expected * INPUT_MS
     output = min(ASSUMED_OUTPUT, request.max_output_tokens or ASSUMED_OUTPUT)
     latency = Latency(ttft_ms=None, total_ms=None) if local else Latency(ttft_ms=first, total_ms=first + output * OUTPUT_MS)
-    return Estimate(tokens=tokens, belief=Belief(state="unknown", evidence="nothing seen yet"), latency=latency)
+    return Estimate(
+        tokens=tokens,
+        belief=_UNSEEN,
+        latency=latency,
+        output_max=bound.output,
+        billing=billing,
+        unbounded=bound.unknown,
+    )
 
 
-def _image_bytes(messages: Sequence[Message]) -> int:
-    parts = [part for message in messages for part in message.parts]
-    parts += [inner for part in parts if isinstance(part, ToolResultPart) for inner in part.content]
-    return sum(len(part.data) for part in parts if isinstance(part, ImagePart) and part.data is not None)
+def _add_image_bytes(before: int, message: Message) -> tuple[int, tuple[()]]:
+    parts = [*message.parts, *(inner for part in message.parts if isinstance(part, ToolResultPart) for inner in part.content)]
+    return before + sum(len(part.data) for part in parts if isinstance(part, ImagePart) and part.data is not None), ()
 
 
 def required_key(api_key: str | None, *, variable: str | None, own_url: bool, environ: Mapping[str, str]) -> str:
