@@ -55,9 +55,13 @@ class Sent:
 class Caching:
     """Planning and learning for one client. Used by the tasks of one event loop; nothing here waits, but for the store."""
 
-    def __init__(self, policy: CachingPolicy | None, telemetry: Telemetry, learned: Learned) -> None:
+    def __init__(
+        self, policy: CachingPolicy | None, telemetry: Telemetry, learned: Learned, *, before: Caching | None = None
+    ) -> None:
         self.policy, self._telemetry, self._learned = policy, telemetry, learned
-        self.warmth, self.keys = Warmth(), CacheKeys()
+        # What is cached where is a fact, whatever policy comes next.
+        self.warmth: Warmth = Warmth() if before is None else before.warmth
+        self.keys: CacheKeys = CacheKeys() if before is None else before.keys
         self.planner = CachePlanner(policy, self.warmth, self.keys, learned.tokens)
         self._ignored: dict[tuple[str, str], int] = {}
         self._saved = -1

@@ -7,6 +7,7 @@ file. One client serves any number of tasks, on asyncio and trio.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -14,29 +15,33 @@ from uuid import uuid4
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 
 from cachespec.affinity import Sessions
 from cachespec.backends.base import Backend, Wire
-from cachespec.cache_learning import Caching
+from cachespec.background import Background
 from cachespec.call import ClientCall
 from cachespec.clock import Clock, SystemClock
-from cachespec.config import Config
-from cachespec.decide import Asked, Decider, Settings, Verdict
+from cachespec.config import Config, load_config
+from cachespec.decide import Asked, Verdict
 from cachespec.decision import Decision
-from cachespec.errors import ConfigError, StreamStateError
+from cachespec.errors import ConfigError, InputError, StreamStateError
 from cachespec.events import Completion
+from cachespec.generations import FileWatch, Generation, generation
 from cachespec.learned import Learned
 from cachespec.ledger.base import Ledger
 from cachespec.messages import MessageInput, SystemInput, ToolInput
 from cachespec.middleware import Chain, Middleware
 from cachespec.request import Memory, Request, build_request
-from cachespec.rules import RetryRule
 from cachespec.session import Session
 from cachespec.stream import ResponseStream
-from cachespec.telemetry import Hook, Telemetry
+from cachespec.telemetry import Hook, Reloaded, ReloadRefused, Telemetry
 
 if TYPE_CHECKING:
     from cachespec.registry import Wired
+
+LOOK_S, RETIRE_S = 1.0, 0.5
+"""Seconds between two looks at a watched file, and at whether a backend that was taken out is still in use."""
 
 
 class Client:
@@ -85,27 +90,23 @@ class Client:
         )
         self._setup(wired, middleware=middleware, hooks=hooks, clock=clock)
 
-    def _setup(self, wired: Wired, *, middleware: Sequence[Middleware], hooks: Sequence[Hook], clock: Clock | None) -> None:
-        config = wired.config
-        settings = Settings(
-            models=config.models,
-            default_model=config.default_model,
-            max_output_tokens=config.max_output_tokens,
-            drop_unsupported=config.on_unsupported == "drop",
-            rules=config.rules,
-            budgets=config.budgets,
-            generation=config.generation,
-        )
-        for name, backend in wired.backends.items():
-            if backend.name != name:
-                raise ConfigError(f"this backend calls itself {backend.name!r}; give both one name", key=f"backends.{name}")
-        self.backends, self.ledger, self.config = wired.backends, wired.ledger, config
-        self._retries: RetryRule = config.retries
+    def _setup(
+        self,
+        wired: Wired,
+        *,
+        middleware: Sequence[Middleware],
+        hooks: Sequence[Hook],
+        clock: Clock | None,
+        watch: bool = False,
+    ) -> None:
         self._middleware, self._telemetry = Chain(middleware), Telemetry(hooks)
         self._learned = Learned()
-        self._caching = Caching(wired.caching, self._telemetry, self._learned)
-        self._decider = Decider(self.backends, wired.routing, self.ledger, settings, self._caching.planner, self._learned)
+        self._now = generation(wired, learned=self._learned, telemetry=self._telemetry)
+        self.ledger = wired.ledger
         self._clock = clock or SystemClock()
+        self._background = Background(self._clock)
+        self._watch = FileWatch(wired.config.path) if watch and wired.config.path is not None else None
+        self._retired: list[Backend] = []
         self._memory = Memory()
         self._sessions = Sessions()
         self._streams: set[ResponseStream] = set()
@@ -113,6 +114,16 @@ class Client:
         self._loop: anyio.lowlevel.EventLoopToken | None = None
         self._starting: anyio.Lock | None = None
         self._closed = False
+
+    @property
+    def backends(self) -> Mapping[str, Backend]:
+        """The backends of the current generation, by name."""
+        return self._now.backends
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the current generation."""
+        return self._now.config
 
     @classmethod
     def from_config(
@@ -122,12 +133,13 @@ class Client:
         middleware: Sequence[Middleware] = (),
         hooks: Sequence[Hook] = (),
         clock: Clock | None = None,
+        watch: bool = False,
     ) -> Client:
-        """A client for a loaded configuration; `start` loads its local models."""
+        """A client for a loaded configuration; `start` loads its local models. With `watch` it follows the file."""
         from cachespec.registry import build
 
         client = cls.__new__(cls)
-        client._setup(build(config), middleware=middleware, hooks=hooks, clock=clock)
+        client._setup(build(config), middleware=middleware, hooks=hooks, clock=clock, watch=watch)
         return client
 
     async def __aenter__(self) -> Self:
@@ -158,13 +170,11 @@ class Client:
             self._starting = anyio.Lock()
         async with self._starting:
             if not self._started:
-                for name, backend in self.backends.items():
-                    try:
-                        await backend.start()
-                    except ConfigError as error:
-                        raise self.config.place(error, ("backends", name)) from error
-                await self._caching.restore(self.ledger, self._clock.time())
+                for name in self.backends:
+                    await _start(self._now, name)
+                await self._now.caching.restore(self.ledger, self._clock.time())
                 self._started = True
+                self._look_again()
 
     async def aclose(self) -> None:
         """Settle what is open, then release every backend and the ledger. Idempotent.
@@ -176,11 +186,12 @@ class Client:
         self._closed = True
         failures: list[Exception] = []
         with anyio.CancelScope(shield=True):
+            await self._background.aclose()
             for stream in list(self._streams):
                 await stream.aclose()
             if self._started:
-                await self._caching.save(self.ledger, self._clock.time(), at_once=True)
-            parts: list[Backend | Ledger] = [*self.backends.values(), self.ledger]
+                await self._now.caching.save(self.ledger, self._clock.time(), at_once=True)
+            parts: list[Backend | Ledger] = [*self._retired, *self.backends.values(), self.ledger]
             for part in parts:
                 try:
                     await part.aclose()
@@ -188,6 +199,83 @@ class Client:
                     failures.append(error)
         if failures:
             raise failures[0]
+
+    async def reload(self, config: Config | None = None) -> int:
+        """Take up a changed configuration; return its generation.
+
+        Without `config` the file that this one came from is read again. What did not change goes on as it is; requests that
+        are under way end under the generation they began with. Raises what loading, making and starting raise (ConfigError
+        and its kin, naming file, line and key); then nothing has changed.
+        """
+        await self.start()
+        if self._starting is None:  # pragma: no cover - `start` made it
+            raise StreamStateError("the client is not started")
+        async with self._starting:
+            before = self._now
+            number = before.config.generation + 1
+            if config is None:
+                path = before.config.path
+                if path is None:
+                    raise InputError("this client was not made from a file: hand the configuration over", field="config")
+                config = await anyio.to_thread.run_sync(lambda: load_config(path, generation=number))
+            from cachespec.registry import rebuild
+
+            wired = rebuild(replace(config, generation=number), before.wired)
+            new = [name for name, backend in wired.backends.items() if before.backends.get(name) is not backend]
+            try:
+                now = generation(wired, learned=self._learned, telemetry=self._telemetry, before=before)
+                for name in new:
+                    await _start(now, name)
+                if now.caching is not before.caching:
+                    await before.caching.save(self.ledger, self._clock.time(), at_once=True)
+                    await now.caching.restore(self.ledger, self._clock.time())
+                if self._closed:
+                    raise StreamStateError("the client is closed")
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    for name in new:
+                        await wired.backends[name].aclose()
+                raise
+            self._now = now
+            kept = set(map(id, now.backends.values()))
+            gone = [backend for backend in before.backends.values() if id(backend) not in kept]
+            self._retired += gone
+            if gone:
+                self._retire(gone, set(self._streams))
+        self._telemetry.tell(Reloaded(generation=number, path=now.config.path))
+        return number
+
+    def _retire(self, gone: list[Backend], streams: set[ResponseStream]) -> None:
+        """Close backends of an earlier generation once the streams that were open then have ended."""
+
+        async def close() -> None:
+            if streams & self._streams:
+                self._retire(gone, streams)
+                return
+            for backend in gone:
+                self._retired.remove(backend)
+                await backend.aclose()
+
+        self._background.at(self._clock.time() + RETIRE_S, ("retire", id(gone)), close)
+
+    def _look_again(self) -> None:
+        """Look at the configuration's file now and then, if it is watched."""
+        watch = self._watch
+        if watch is None:
+            return
+
+        async def look() -> None:
+            try:
+                if await anyio.to_thread.run_sync(watch.changed):
+                    await self.reload()
+            except Exception as error:  # noqa: BLE001 - a bad file changes nothing, whatever is wrong with it
+                if not self._closed:
+                    number = self.config.generation
+                    self._telemetry.tell(ReloadRefused(generation=number, path=watch.path, error=error))
+            finally:
+                self._look_again()
+
+        self._background.at(self._clock.time() + LOOK_S, "look", look)
 
     def stream(
         self,
@@ -380,15 +468,15 @@ class Client:
         if self._closed:
             raise StreamStateError("the client is closed")
         request = self._middleware.request(request)
-        asked = self._ask(request)
+        asked, now = self._ask(request), self._now
         call = ClientCall(
             asked,
-            decider=self._decider,
-            backends=self.backends,
+            decider=now.decider,
+            backends=now.backends,
             ledger=self.ledger,
-            caching=self._caching,
+            caching=now.caching,
             learned=self._learned,
-            retries=self._retries,
+            retries=now.config.retries,
             telemetry=self._telemetry,
             middleware=self._middleware,
             clock=self._clock,
@@ -400,11 +488,11 @@ class Client:
 
     def plan_request(self, request: Request) -> Verdict:
         """`plan` for a request that is built already: the decision, and the request as the chosen backend would get it."""
-        return self._decider.decide(self._ask(self._middleware.request(request)))
+        return self._now.decider.decide(self._ask(self._middleware.request(request)))
 
     async def refresh(self, request: Request) -> None:
         """Read, from the ledger, the budgets this request falls under, so that `plan` shows what others spent, too."""
-        await self._decider.refresh(self._ask(self._middleware.request(request)))
+        await self._now.decider.refresh(self._ask(self._middleware.request(request)))
 
     def wire(self, verdict: Verdict) -> Wire | None:
         """The exact bytes that would be sent for a verdict; None for a local backend or when nobody was chosen."""
@@ -414,7 +502,7 @@ class Client:
     def _ask(self, request: Request) -> Asked:
         timeout = request.timeout if request.timeout is not None else self.config.timeout
         resumed = self._sessions.resume(request)
-        return self._decider.ask(
+        return self._now.decider.ask(
             resumed.request,
             now=self._clock.time(),
             timeout_s=timeout,
@@ -422,6 +510,14 @@ class Client:
             tool_loop=resumed.tool_loop,
             changed=resumed.changed,
         )
+
+
+async def _start(now: Generation, name: str) -> None:
+    """Start a backend; what is wrong with it is told with file and line."""
+    try:
+        await now.backends[name].start()
+    except ConfigError as error:
+        raise now.config.place(error, ("backends", name)) from error
 
 
 class Connection:
@@ -449,17 +545,19 @@ def connect(
     *,
     middleware: Sequence[Middleware] = (),
     hooks: Sequence[Hook] = (),
+    watch: bool = True,
 ) -> Connection:
     """A client from a configuration file; without one, from whatever keys the environment has and a local model.
 
     ``async with cachespec.connect("cachespec.toml") as client``. The file is read when it is entered; local models load
-    then, too. Raises ConfigError (with file, line and key), UnknownPluginError, MissingDependencyError.
+    then, too. With `watch` the client follows the file: a change is taken up within seconds, a bad one is told and changes
+    nothing (`Client.reload`). Raises ConfigError (with file, line and key), UnknownPluginError, MissingDependencyError.
     """
 
     def make() -> Client:
-        from cachespec.config import auto_config, load_config
+        from cachespec.config import auto_config
 
         config = auto_config() if path is None else load_config(path)
-        return Client.from_config(config, middleware=middleware, hooks=hooks)
+        return Client.from_config(config, middleware=middleware, hooks=hooks, watch=watch)
 
     return Connection(make)

@@ -48,6 +48,7 @@ __all__ = [
     "load",
     "nested",
     "plugins",
+    "rebuild",
     "split_use",
     "takes",
     "wire",
@@ -68,6 +69,26 @@ class Wired:
 def build(config: Config, environ: Mapping[str, str] | None = None) -> Wired:
     """Make what a configuration names. Raises as `create`, with file and line."""
     return _wire(config, {}, environ)
+
+
+def rebuild(config: Config, before: Wired, environ: Mapping[str, str] | None = None) -> Wired:
+    """The same for the next generation of a configuration: what is as it was is taken over, not made again.
+
+    Raises as `build`, and ConfigError where another ledger is named: what was spent is in the one that is open.
+    """
+    old = before.config
+    if config.ledger != old.ledger:
+        problem = Problem(("client", "ledger"), "cannot change while the client runs", hint="restart, or leave it as it was")
+        raise config.error(problem)
+    kept: dict[Where, Any] = {("client", "ledger"): before.ledger}
+    for name, spec in config.backends.items():
+        if old.backends.get(name) == spec and _acceptance(config, spec, {}) == _acceptance(old, spec, {}):
+            kept["backends", name] = before.backends[name]
+    if config.routing == old.routing:
+        kept["policies", "routing"] = before.routing
+    if config.caching == old.caching and before.caching is not None:
+        kept["policies", "caching"] = before.caching
+    return _wire(config, kept, environ)
 
 
 def build_backend(config: Config, name: str, environ: Mapping[str, str] | None = None) -> Backend:

@@ -338,6 +338,7 @@ def connect(
     *,
     middleware: Sequence[Middleware] = (),
     hooks: Sequence[Hook] = (),
+    watch: bool = True,
 ) -> Client:
     """See `cachespec.connect`."""
-    return Client(_async.connect(path, middleware=middleware, hooks=hooks))
+    return Client(_async.connect(path, middleware=middleware, hooks=hooks, watch=watch))

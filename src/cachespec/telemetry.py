@@ -84,7 +84,24 @@ class MarksIgnored:
     minimum: int
 
 
-Details: TypeAlias = Decided | AttemptFailed | Settled | BudgetPassed | MarksIgnored
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloaded:
+    """A changed configuration was taken up; requests from now on are of this generation."""
+
+    generation: int
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadRefused:
+    """A changed configuration was not taken up, and `generation` goes on unchanged. `error` says what is wrong with it."""
+
+    generation: int
+    path: str | None
+    error: Exception
+
+
+Details: TypeAlias = Decided | AttemptFailed | Settled | BudgetPassed | MarksIgnored | Reloaded | ReloadRefused
 
 
 class Hook(Protocol):
@@ -125,6 +142,10 @@ class Telemetry:
             self._decisions.debug("%s", json.dumps(details.decision.to_dict(), separators=(",", ":")))
         elif isinstance(details, AttemptFailed):
             self._log.info("attempt %d on %s failed: %s", details.attempt, details.backend, details.error)
+        elif isinstance(details, Reloaded):
+            self._log.info("configuration %s: generation %d", details.path, details.generation)
+        elif isinstance(details, ReloadRefused):
+            self._log.warning("configuration not taken up, generation %d goes on: %s", details.generation, details.error)
         for hook in self._hooks:
             try:
                 hook(details)

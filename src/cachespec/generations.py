@@ -1,0 +1,88 @@
+"""One generation of a configuration, as a client uses it, and how the next one takes its place.
+
+A reload is validate-then-swap: the new file is read and checked, what is new in it is made and started, and only then does the
+client answer by it; whatever fails leaves everything as it was. What both have in common is kept: a backend whose table did
+not change goes on with its connections, its loaded model and its KV; a policy keeps what it learned; the ledger keeps its
+counters, so that a new limit holds for what was spent under the old one. A request ends under the generation it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cachespec.backends.base import Backend
+from cachespec.cache_learning import Caching
+from cachespec.config import Config
+from cachespec.decide import Decider, Settings
+from cachespec.errors import ConfigError
+from cachespec.learned import Learned
+from cachespec.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from cachespec.registry import Wired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Everything that a configuration decides. A request holds on to the one it began with."""
+
+    wired: Wired
+    decider: Decider
+    caching: Caching
+
+    @property
+    def config(self) -> Config:
+        return self.wired.config
+
+    @property
+    def backends(self) -> Mapping[str, Backend]:
+        return self.wired.backends
+
+
+def generation(wired: Wired, *, learned: Learned, telemetry: Telemetry, before: Generation | None = None) -> Generation:
+    """What is wired, ready to decide. Raises ConfigError for a backend that goes by another name."""
+    config = wired.config
+    settings = Settings(
+        models=config.models,
+        default_model=config.default_model,
+        max_output_tokens=config.max_output_tokens,
+        drop_unsupported=config.on_unsupported == "drop",
+        rules=config.rules,
+        budgets=config.budgets,
+        generation=config.generation,
+    )
+    for name, backend in wired.backends.items():
+        if backend.name != name:
+            raise ConfigError(f"this backend calls itself {backend.name!r}; give both one name", key=f"backends.{name}")
+    if before is not None and before.caching.policy is wired.caching:
+        caching = before.caching
+    else:
+        caching = Caching(wired.caching, telemetry, learned, before=None if before is None else before.caching)
+    decider = Decider(wired.backends, wired.routing, wired.ledger, settings, caching.planner, learned)
+    return Generation(wired=wired, decider=decider, caching=caching)
+
+
+class FileWatch:
+    """Whether a file changed since it was last looked at. Contents are not compared: saving it anew is asking for it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._seen = self._look()
+
+    def changed(self) -> bool:
+        """Look again. A file that is gone for a moment, as while an editor saves it, has not changed."""
+        now = self._look()
+        if now is None or now == self._seen:
+            return False
+        self._seen = now
+        return True
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            found = Path(self.path).stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino

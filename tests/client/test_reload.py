@@ -1,0 +1,233 @@
+"""Hot reload: validated, then swapped; what did not change goes on; a bad file changes nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import cachespec
+from cachespec.client import Client
+from cachespec.config import load_config
+from cachespec.errors import BudgetExceededError, ConfigError, InputError, StreamStateError
+from cachespec.telemetry import Decided, Reloaded, ReloadRefused
+from cachespec.testing import FakeClock, ScriptedBackend
+
+PLUGIN = textwrap.dedent(
+    """
+    from cachespec.pricing import hosted_rates
+    from cachespec.testing import ScriptedBackend, say
+    from cachespec.usage import Usage
+
+    MADE = []
+    RATES = hosted_rates(None, "m", prices={"input": "1000", "output": "1000"})
+
+    class Backend(ScriptedBackend):
+        def __init__(self, *, name: str, text: str, fails: bool = False, delay: float = 0.0) -> None:
+            usage = Usage(uncached=100, cache_read=0, cache_write={}, output=0)
+            super().__init__(say(text, text, usage=usage, delay_s=delay), name=name, model=text, rates=RATES)
+            self.fails = fails
+            MADE.append(self)
+
+        async def start(self) -> None:
+            await super().start()
+            if self.fails:
+                raise RuntimeError("no such device")
+    """
+)
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Write a configuration of scripted backends by name and text, and return its path."""
+    (tmp_path / "reload_plugin.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "cachespec.toml"
+    count = [0]
+
+    def make(*, more: str = "", ledger: str = "ledger.db", options: str = "", **texts: str) -> str:
+        tables = [
+            f'[backends.{name}]\nuse = "reload_plugin:Backend"\ntext = "{text}"\n{options}' for name, text in texts.items()
+        ]
+        names = ", ".join(f'"{name}"' for name in texts)
+        client = f'[client]\nledger = {{ use = "sqlite", path = "{tmp_path / ledger}" }}\nmax_output_tokens = 10\n'
+        path.write_text(client + "".join(tables) + f"[models.main]\nbackends = [{names}]\n{more}")
+        count[0] += 1
+        os.utime(path, ns=(count[0] * 10**9, count[0] * 10**9))
+        return str(path)
+
+    yield make
+    sys.modules.pop("reload_plugin", None)
+
+
+def pinned(name: str) -> str:
+    return f'[policies]\nrouting = {{ use = "pinned", backend = "{name}" }}\n'
+
+
+@pytest.mark.anyio
+async def test_what_changed_changes_and_what_did_not_goes_on(write: Callable[..., str]) -> None:
+    path = write(a="one", b="two", more=pinned("a"))
+    async with Client.from_config(load_config(path)) as client:
+        assert (await client.complete("Hi")).text == "oneone"
+        assert client.plan("Hi").generation == 1
+        kept = client.backends["b"]
+        old: Any = client.backends["a"]
+        write(a="new", b="two", more=pinned("a"))
+        assert await client.reload() == 2
+        assert (await client.complete("Hi")).text == "newnew"
+        assert client.plan("Hi").generation == 2
+        assert client.backends["b"] is kept
+        with anyio.fail_after(10):
+            while not old.closed:
+                await anyio.sleep(0.05)
+        assert not getattr(kept, "closed")  # noqa: B009 - a scripted backend's own
+        assert getattr(kept, "started") == 1  # noqa: B009
+
+
+@pytest.mark.anyio
+async def test_a_bad_file_changes_nothing_and_names_the_line(write: Callable[..., str]) -> None:
+    path = write(a="one", more=pinned("a"))
+    async with Client.from_config(load_config(path)) as client:
+        before = client.backends["a"]
+        write(a="one", more=pinned("nobody"))
+        with pytest.raises(ConfigError) as caught:
+            await client.reload()
+        assert (caught.value.path, caught.value.line) == (path, 10)
+        write(a="one", c="two", options="fails = true\n", more=pinned("c"))
+        with pytest.raises(RuntimeError, match="no such device"):
+            await client.reload()
+        import reload_plugin  # type: ignore[import-not-found]
+
+        assert all(backend.closed for backend in reload_plugin.MADE if backend is not before)
+        write(a="one", ledger="other.db")
+        with pytest.raises(ConfigError, match="cannot change while the client runs"):
+            await client.reload()
+        assert client.config.generation == 1
+        assert client.backends["a"] is before
+        assert (await client.complete("Hi")).text == "oneone"
+
+
+@pytest.mark.anyio
+async def test_new_limits_hold_for_what_was_spent_under_the_old_ones(write: Callable[..., str]) -> None:
+    def budget(limit: str) -> str:
+        return f'[policies]\nbudgets = [{{ scope = "overall", limit = "{limit}", per = "day" }}]\n'
+
+    path = write(a="one", more=budget("100"))
+    async with Client.from_config(load_config(path)) as client:
+        for _ in range(3):
+            await client.complete("Hi")  # 0.1 USD each
+        write(a="one", more=budget("0.35"))
+        await client.reload()
+        with pytest.raises(BudgetExceededError) as caught:
+            await client.complete("Hi")
+        assert (caught.value.limit, caught.value.spent) == (Decimal("0.35"), Decimal("0.3"))
+        write(a="one", more=budget("50"))
+        await client.reload()
+        await client.complete("Hi")
+
+
+@pytest.mark.anyio
+async def test_under_load_no_request_sees_half_a_configuration(write: Callable[..., str]) -> None:
+    """Each generation has one backend of its own name: a decision with a generation names that generation's backend."""
+    path = write(g1="t1", options="delay = 0.003\n")
+    decided: list[tuple[int, str | None]] = []
+
+    def hook(details: Any) -> None:
+        if isinstance(details, Decided):
+            decided.append((details.decision.generation, details.decision.chosen))
+
+    async with Client.from_config(load_config(path), hooks=[hook]) as client:
+        stop = anyio.Event()
+        answers: list[tuple[int, str, str]] = []
+
+        async def ask() -> None:
+            while not stop.is_set():
+                done = await client.complete("Hi", model="main")
+                answers.append((done.decision.generation, done.backend, done.text))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(ask)
+            for number in range(2, 12):
+                await anyio.sleep(0.02)
+                write(**{f"g{number}": f"t{number}"}, options="delay = 0.003\n")
+                assert await client.reload() == number
+            await anyio.sleep(0.05)
+            stop.set()
+    assert len({generation for generation, _, _ in answers}) > 3
+    assert all(backend == f"g{g}" and text == f"t{g}t{g}" for g, backend, text in answers)
+    assert all(chosen == f"g{g}" for g, chosen in decided)
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_was_open_ends_under_its_own_generation(write: Callable[..., str]) -> None:
+    path = write(a="one")
+    async with Client.from_config(load_config(path)) as client:
+        old: Any = client.backends["a"]
+        async with client.stream("Hi") as stream:
+            write(b="two")
+            await client.reload()
+            await anyio.sleep(1.2)
+            assert not old.closed
+            assert (await stream.get_final_completion()).text == "oneone"
+        assert (await client.complete("Hi")).text == "twotwo"
+        with anyio.fail_after(10):
+            while not old.closed:
+                await anyio.sleep(0.05)
+
+
+@pytest.mark.anyio
+async def test_closing_closes_what_was_taken_out(write: Callable[..., str]) -> None:
+    path = write(a="one")
+    async with Client.from_config(load_config(path)) as client:
+        old: Any = client.backends["a"]
+        write(b="two")
+        await client.reload()
+    assert old.closed
+    with pytest.raises(StreamStateError):
+        await client.reload()
+
+
+@pytest.mark.anyio
+async def test_the_file_is_watched(write: Callable[..., str]) -> None:
+    path = write(a="one")
+    told: list[Any] = []
+    async with cachespec.connect(path, hooks=[told.append]) as client:
+        assert (await client.complete("Hi")).text == "oneone"
+        write(a="two")
+        with anyio.fail_after(20):
+            while not any(isinstance(t, Reloaded) for t in told):
+                await anyio.sleep(0.05)
+        assert (await client.complete("Hi")).text == "twotwo"
+        Path(path).write_text("[backends.a]\nuse = 3\n")
+        with anyio.fail_after(20):
+            while not any(isinstance(t, ReloadRefused) for t in told):
+                await anyio.sleep(0.05)
+        refused = next(t for t in told if isinstance(t, ReloadRefused))
+        assert isinstance(refused.error, ConfigError)
+        assert refused.generation == client.config.generation == 2
+        Path(path).unlink()  # an editor may do so for a moment
+        assert (await client.complete("Hi")).text == "twotwo"
+    count = len(told)
+    write(a="three")
+    await anyio.sleep(1.5)
+    assert len(told) == count
+
+
+@pytest.mark.anyio
+async def test_it_need_not_be_watched_and_code_has_no_file(write: Callable[..., str]) -> None:
+    path = write(a="one")
+    async with cachespec.connect(path, watch=False) as client:
+        write(a="two")
+        await anyio.sleep(2.5)
+        assert client.config.generation == 1
+    async with Client(backends={"a": ScriptedBackend(name="a")}, clock=FakeClock()) as client:
+        with pytest.raises(InputError, match="not made from a file"):
+            await client.reload()
