@@ -38,7 +38,7 @@ SAVE_EVERY_S = 30.0
 _SAVING_SHARE = 200.0  # saving takes at most 1/200 of the time
 IGNORED = 3
 """Marked requests in a row that nothing was counted for, before the alarm is raised."""
-_LIFETIMES = {"5m": 300.0, "1h": 3_600.0, "30m": 1_800.0, "12h": 43_200.0, "in_memory": 300.0, "24h": 86_400.0}
+_LIFETIMES = {"5m": 300.0, "1h": 3_600.0, "30m": 1_800.0, "12h": 43_200.0}
 _log = logging.getLogger("cachespec")
 
 
@@ -87,9 +87,9 @@ class Caching:
         for spot in self._written(planned):
             old = self.warmth.get(planned.scope, spot.key)
             if old is not None and old.live(sent.start):
-                entry = replace(old, expires_at=max(old.expires_at, sent.start + _LIFETIMES.get(old.ttl, 0.0)))
+                entry = replace(old, expires_at=max(old.expires_at, sent.start + _seconds(planned, old.ttl)))
             else:
-                entry = Entry(spot.ttl, spot.tokens, now, sent.start + _LIFETIMES.get(spot.ttl, 0.0))
+                entry = Entry(spot.ttl, spot.tokens, now, sent.start + _seconds(planned, spot.ttl))
             self.warmth.put(planned.scope, spot.key, entry)
 
     def ended(self, sent: Sent, *, usage: Usage | None, stop: str | None, now: float) -> None:
@@ -166,7 +166,7 @@ class Caching:
 
     def _renew(self, sent: Sent, key: bytes, entry: Entry) -> None:
         """It was read: it lives on from the start of this request."""
-        until = max(entry.expires_at, sent.start + _LIFETIMES.get(entry.ttl, 0.0))
+        until = max(entry.expires_at, sent.start + _seconds(sent.planned, entry.ttl))
         self.warmth.put(sent.planned.scope, key, replace(entry, expires_at=until, sure=1.0))
 
     def _someone_wrote(self, sent: Sent, read: int) -> None:
@@ -181,7 +181,7 @@ class Caching:
             return
         known = self.warmth.get(planned.scope, key)
         ttl = planned.cache.terms.lifetimes[0].name if known is None else known.ttl
-        self.warmth.put(planned.scope, key, Entry(ttl, tokens, sent.start, sent.start + _LIFETIMES.get(ttl, 0.0), 1.0))
+        self.warmth.put(planned.scope, key, Entry(ttl, tokens, sent.start, sent.start + _seconds(planned, ttl), 1.0))
 
     # -- the alarm
 
@@ -249,6 +249,14 @@ class Caching:
     def _policy_name(self) -> str:
         kind = type(self.policy)
         return f"{POLICY}:{kind.__module__}.{kind.__qualname__}"
+
+
+def _seconds(planned: Planned, ttl: str) -> float:
+    """How long an entry of this lifetime lives: the model's own one, where it has one of that name (a caller may use others)."""
+    for lifetime in () if planned.cache is None else planned.cache.terms.lifetimes:
+        if lifetime.name == ttl:
+            return lifetime.seconds
+    return _LIFETIMES.get(ttl, 0.0)
 
 
 def _tolerance(entry: Entry, read: int) -> float:

@@ -138,7 +138,9 @@ class _Planning:
     def __init__(self, planner: CachePlanner, backend: Backend, prompt: Prompt, ask: Ask, cache: PromptCache) -> None:
         self.planner, self.backend, self.prompt, self.ask, self.cache = planner, backend, prompt, ask, cache
         self.request = prompt.request
-        self.given = _given(self.request, backend.name, "anthropic" if cache.api == "messages" else "openai")
+        vendor = "anthropic" if cache.api == "messages" else "openai"
+        # What steers a cache is not sent where the request says that none is to be written.
+        self.given = _given(self.request, backend.name, vendor) if self.request.cache == "auto" else {}
         self.layout, self.weights = planner.layout(backend, prompt, cache)
         key = self.given.get("prompt_cache_key")
         partition = key if key is not None else planner.keys.partition(ask.tenant) if cache.keys == "partition" else None
@@ -183,7 +185,8 @@ class _Planning:
             found += more
             if self.ask.tenant is not None and self.cache.isolation:
                 found.append(Reason("isolation", self.cache.isolation))
-        route = self._route(options) if request.cache == "auto" else None
+        # A key of its own tells where to read as well.
+        route = self._route(options, spots) if request.cache == "auto" or (request.cache == "no-write" and spots) else None
         marks = () if self.cache.control == "routing" else tuple(Mark(at=s.at, tokens=s.tokens, ttl=s.ttl) for s in spots)
         by_itself = self._by_itself(options)
         read, tokens = self._expected(spots, by_itself)
@@ -326,12 +329,12 @@ class _Planning:
             detail += "; the model is told not to cache"
         return [], opt_out, Reason("cache_off", f'cache="{mode}": {detail}')
 
-    def _route(self, options: dict[str, Any]) -> bytes | None:
+    def _route(self, options: dict[str, Any], spots: list[Spot]) -> bytes | None:
         """Add the key to `options`; return the prefix that it stands for where keys route."""
         if "prompt_cache_key" in self.given or self.cache.keys is None:
             return None
         if self.cache.keys == "partition":
-            if options != (self.backend.capabilities.opt_out or {}):  # nothing cached needs no key
+            if spots or options != (self.backend.capabilities.opt_out or {}):  # nothing cached needs no key
                 _first(options, "prompt_cache_key", self.key)
             return None
         basis = self._shared()

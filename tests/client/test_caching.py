@@ -571,6 +571,26 @@ async def test_off_and_no_write(vendor: Vendor, model: str) -> None:
     assert codes(warm.decision)[0] == "cache_off"
 
 
+async def test_no_write_reads_in_the_tenants_own_cache(vendor: Vendor) -> None:
+    async with vendor.client(GPT) as client:
+        await client.complete("Hi", system=SYSTEM, tenant="t")
+        vendor.clock.advance(10)
+        await client.complete("Ho", system=SYSTEM, tenant="t", cache="no-write", extra={"b": {"prompt_cache_key": "mine"}})
+        await client.complete("Ho", system=SYSTEM, tenant="u", cache="no-write")
+    keys = [body.get("prompt_cache_key") for body in vendor.bodies]
+    assert keys[0] == keys[1]
+    assert keys[2] is None  # nothing is warm there, so nothing is to be read
+    assert vendor.reads[1] > 1400
+    assert vendor.writes[1:] == [{}, {}]
+
+
+async def test_a_top_level_null_is_no_mark(vendor: Vendor) -> None:
+    async with vendor.client(CLAUDE) as client:
+        await client.complete(text(1200), extra={"b": {"cache_control": None}})
+    assert marks_of({**vendor.bodies[0], "cache_control": {}})[0] == ("messages[0].content[0]", "5m")
+    assert vendor.bodies[0]["cache_control"] is None
+
+
 async def test_b20_a_session_keeps_the_parameters_that_are_cached(vendor: Vendor) -> None:
     turns = steps(3)
     async with vendor.client("claude-opus-5-5") as client:

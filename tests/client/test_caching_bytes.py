@@ -48,7 +48,8 @@ async def test_b7_a_mark_on_a_tool_result_survives_conversion_and_is_counted(ven
     mark = {"type": "ephemeral"} if model == CLAUDE else {"mode": "explicit"}
     results = [{"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": text(1200), key: mark}]}]
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    chat: list[Any] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}, *results]
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    chat: list[Any] = [{"role": "user", "content": "Hi"}, asked, *results]
     async with vendor.client(model, Recording(end=None)) as client:
         done = await client.complete(messages=chat, system=SYSTEM, tools=[TOOL])
     paths = [path for path, _ in marks_of(vendor.bodies[0])]

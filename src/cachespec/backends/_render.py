@@ -50,7 +50,7 @@ class Renderer:
         self._family = model_family(model)
         self._added = added(request, plan.backend, profile, drop_cache=plan.drop_marks)
         # An automatic mark at the top of the body, whoever's, is the plan's last one, said there.
-        at_the_top = "cache_control" in plan.options or "cache_control" in self._added.fields
+        at_the_top = plan.options.get("cache_control") or self._added.fields.get("cache_control")
         self._planned = {mark.at: mark for mark in (plan.marks[:-1] if at_the_top else plan.marks)}
         self._warnings: dict[str, None] = dict.fromkeys(self._added.warnings)
 
