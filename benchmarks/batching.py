@@ -126,9 +126,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def table(given: argparse.Namespace, report: dict[str, Any]) -> str:
     rates = report["rates"]
-    lines = [
-        f"{machine()}; {given.runtime}, {given.threads} threads, {given.streams} streams of {given.tokens} tokens, {given.rounds} rounds"
-    ]
+    what = f"{given.streams} streams of {given.tokens} tokens, {given.rounds} rounds"
+    lines = [f"{machine()}; {given.runtime}, {given.threads} threads, {what}"]
     lines += ["", "| | tokens a second, one | all together | scale |", "| --- | --- | --- | --- |"]
     scales = {}
     for name, prefix in (("engine", ""), ("bare runtime", "bare "), ("llama.cpp server", "server ")):
