@@ -234,6 +234,9 @@ class Offer:
             line += f" ({self.belief.tokens} tokens)"
         if self.latency.ttft_ms is not None:
             line += f"; first token in about {self.latency.ttft_ms:.0f} ms ({self.latency.evidence})"
+        drafts = self.speculation
+        if drafts is not None:
+            line += f"; {drafts.drafter or 'no drafter'} drafts {drafts.draft_length} tokens a step ({drafts.reason})"
         return line
 
 

@@ -124,7 +124,7 @@ async def test_a_draft_model_that_is_not_there_fails_the_start() -> None:
 async def test_a_draft_model_that_does_not_fit_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     available()
     monkeypatch.setattr("cachespec.backends._startup._free_memory", lambda: 1000)
-    backend = await started(draft={"use": "model", "model": str(find_model("smollm2"))})
+    backend = await started(draft={"use": "model", "model": "smollm2"})
     try:
         events = await run(backend, ask("Say hello.", max_output_tokens=4))
         assert [(e.drafted, e.reason) for e in events if isinstance(e, DraftVerified)] == [(0, "draft_does_not_fit")]

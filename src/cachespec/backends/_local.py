@@ -259,6 +259,36 @@ class LocalBackend(ABC):
             evidence="assumed" if None in measured else "measured",
         )
 
+    def report(self) -> dict[str, Any]:
+        """Figures since the start, as JSON: what is reused, how fast it runs, what drafts are worth and why they are made.
+
+        Keys: `runtime` (its settings), `requests` (active, preempted), `speeds` (tokens a second of prefill and decoding,
+        tokens an answer; None before any), `prefix` (`engine.prefix.PrefixStats`), `speculation`: None without a drafter;
+        else with its `goodput` in tokens a second, how often each reason was given, and by drafter what was drafted and
+        accepted, its acceptance, and for each position of a draft how often it was tried and right; `reason` alone where
+        the model cannot speculate. From any thread.
+
+        Raises: EngineStoppedError before the start and after the end.
+        """
+        loaded = self._loaded
+        if loaded is None or self._closed:
+            raise self._stopped()
+        engine = loaded.started.engine
+        found = engine.report()
+        speculation = found["speculation"]
+        off = None if loaded.started.reason is None else {"reason": loaded.started.reason}
+        return {
+            "runtime": dict(loaded.runtime.facts()),
+            "requests": {"active": engine.active, "preempted": found["preempted"]},
+            "speeds": {
+                "prefill": engine.prefill_speed.value,
+                "decode": engine.decode_speed.value,
+                "answer": engine.answer_length.value,
+            },
+            "prefix": found["prefix"].to_dict(),
+            "speculation": off if speculation is None else speculation.to_dict(),
+        }
+
     def wire(self, request: Request, plan: Plan) -> Wire | None:
         """Nothing is sent anywhere."""
         return None

@@ -17,9 +17,10 @@ from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import BATCHES, CalibrationStore, CostModel, calibrate
 from cachespec.engine.invariance import kept_width
 from cachespec.engine.loop import Engine
+from cachespec.engine.models import find_checkpoint
 from cachespec.engine.runtimes.base import Runtime
 from cachespec.engine.structured import Vocabulary
-from cachespec.errors import ConfigError, InputError
+from cachespec.errors import CachespecError, ConfigError, InputError
 from cachespec.options import Problem
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ SPARE_SLOTS = 2
 _KEPT_SLOTS = 4  # sequences for each that runs, where forks share
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 24)  # tokens a sequence that are measured
 _MB = 1 << 20
-_OVERHEAD = 1.2  # memory of a model over the size of its file
+_OVERHEAD = 1.2  # memory of a model over the size of its files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +182,16 @@ def _drafter(settings: EngineSettings, runtime: Runtime, load: Load) -> Drafter[
 
 
 def _fits(draft: Mapping[str, Any]) -> bool | None:
-    """Whether a draft model's file fits into the memory that is left; None when there is none, or nobody can tell."""
-    path, free = Path(str(draft.get("model", ""))).expanduser(), _free_memory()
-    return None if free is None or not path.is_file() else path.stat().st_size * _OVERHEAD < free
+    """Whether a draft model's files fit into the memory that is left; None when there is none, or nobody can tell."""
+    name, free = draft.get("model"), _free_memory()
+    if free is None or not isinstance(name, str):
+        return None
+    try:
+        path = find_checkpoint(name)
+    except CachespecError:
+        return None  # loading it says what is wrong
+    files = [path] if path.is_file() else [*path.glob("*.safetensors")]
+    return sum(file.stat().st_size for file in files) * _OVERHEAD < free
 
 
 def _free_memory() -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any, Final
 
@@ -73,6 +73,9 @@ class SourceStats:
     acceptance: float | None
     positions: tuple[tuple[int, int], ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "positions": [list(pair) for pair in self.positions]}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats:
@@ -89,6 +92,12 @@ class SpeculationStats:
     def goodput(self) -> float | None:
         """Tokens a second; None before any."""
         return self.emitted / self.seconds if self.seconds else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON, with `goodput`, and the sources as `drafters`."""
+        names = ("steps", "emitted", "seconds", "probe_s", "goodput")
+        drafters = {name: source.to_dict() for name, source in self.sources.items()}
+        return {**{name: getattr(self, name) for name in names}, "reasons": dict(self.reasons), "drafters": drafters}
 
 
 _NOTHING: Final = Draft(source="")
