@@ -398,6 +398,41 @@ def test_check_finds_everything_in_one_pass(tmp_path: Path) -> None:
     assert "did you mean 'smollm2'?" in (found[-1].hint or "")
 
 
+class Somewhere:
+    """A backend from elsewhere that has a file to look for."""
+
+    def __init__(self, *, name: str, model: str) -> None:
+        self.name, self.model = name, model
+
+    def locate(self) -> None:
+        raise ConfigError(f"{self.model} is not here", key="model", hint="look elsewhere")
+
+
+def test_check_looks_for_the_models_of_any_backend_and_for_draft_models(tmp_path: Path) -> None:
+    path = tmp_path / "app.toml"
+    path.write_text(
+        f'''[backends.mine]
+use = "{__name__}:Somewhere"
+model = "m"
+[backends.drafting]
+use = "llamacpp"
+model = "smollm2"
+draft = {{ use = "model", model = "nowhere/draft.gguf" }}
+[backends.torch]
+use = "torch"
+model = "smollm3"
+'''
+    )
+    found = check_config(path, {})
+    assert [(f.level, f.line, f.key) for f in found] == [
+        ("warning", 3, "backends.mine.model"),
+        ("warning", 7, "backends.drafting.draft.model"),
+        ("warning", 10, "backends.torch.model"),
+    ], "\n".join(map(str, found))
+    assert (found[0].message, found[0].hint) == ("m is not here", "look elsewhere")
+    assert "nowhere/draft.gguf" in found[1].message
+
+
 def test_the_first_error_counts_the_others() -> None:
     error = refused(EVERYTHING)
     assert error.__notes__ == ["and 6 more problems; to see all: cachespec config check app.toml"]
@@ -488,13 +523,13 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def test_auto_config_takes_what_is_there(packages: set[str]) -> None:
-    config = auto_config({"OPENAI_API_KEY": "secret", "OPENAI_BASE_URL": "http://x/v1", "ANTHROPIC_API_KEY": "secret"})
+    config = auto_config({"OPENAI_API_KEY": "hush", "OPENAI_BASE_URL": "http://x/v1", "ANTHROPIC_API_KEY": "hush"})
     assert list(config.backends) == ["anthropic", "openai", "smollm2"]
     assert config.models == {"default": ("anthropic", "openai")}
     assert config.backends["openai"].options["base_url"] == {"env": "OPENAI_BASE_URL"}
     assert config.backends["openai"].options["api_key"] == {"env": "OPENAI_API_KEY"}
     assert "base_url" not in config.backends["anthropic"].options
-    assert "secret" not in repr(config)
+    assert "hush" not in repr(config)
 
 
 def test_auto_config_without_a_key_is_local(packages: set[str]) -> None:
@@ -530,3 +565,17 @@ def test_a_caching_policy_of_ones_own_must_be_one() -> None:
     with pytest.raises(ConfigError, match="is no caching policy: it lacks plan, sent, ended") as caught:
         build(parse_config(text, "app.toml"), {"ANTHROPIC_API_KEY": "k", "OPENAI_API_KEY": "k"})
     assert caught.value.key == "policies.caching"
+
+
+def test_the_secret_of_cache_keys_is_named_not_written() -> None:
+    with pytest.raises(ConfigError, match="a secret is not written into a file") as caught:
+        parse_config(GOOD.replace("[client]", '[client]\nsecret = "abc"'), "app.toml")
+    assert caught.value.key == "client.secret"
+    config = parse_config(GOOD.replace("[client]", '[client]\nsecret = { env = "CACHE_SECRET" }'), "app.toml")
+    keys = {"ANTHROPIC_API_KEY": "k", "OPENAI_API_KEY": "k"}
+    with pytest.raises(ConfigError, match="CACHE_SECRET is not set") as caught:
+        build(config, keys)
+    assert caught.value.line is not None
+    wired = build(config, {**keys, "CACHE_SECRET": "hush"})
+    assert wired.secret == "hush"
+    assert "hush" not in repr(wired)

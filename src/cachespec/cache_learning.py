@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import anyio
 import anyio.to_thread
@@ -53,15 +54,26 @@ class Sent:
 
 
 class Caching:
-    """Planning and learning for one client. Used by the tasks of one event loop; nothing here waits, but for the store."""
+    """Planning and learning for one client. Used by the tasks of one event loop; nothing here waits, but for the store.
+
+    `secret` is the application's own for the keys of tenants (None: the ledger's); `before` what another policy leaves behind.
+    """
 
     def __init__(
-        self, policy: CachingPolicy | None, telemetry: Telemetry, learned: Learned, *, before: Caching | None = None
+        self,
+        policy: CachingPolicy | None,
+        telemetry: Telemetry,
+        learned: Learned,
+        *,
+        secret: str | None = None,
+        before: Caching | None = None,
     ) -> None:
         self.policy, self._telemetry, self._learned = policy, telemetry, learned
         # What is cached where is a fact, whatever policy comes next.
         self.warmth: Warmth = Warmth() if before is None else before.warmth
         self.keys: CacheKeys = CacheKeys() if before is None else before.keys
+        self._secret = None if secret is None else blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+        self.keys.secret = self._secret or self.keys.secret
         self.planner = CachePlanner(policy, self.warmth, self.keys, learned.tokens)
         self._ignored: dict[tuple[str, str], int] = {}
         self._saved = -1
@@ -214,7 +226,7 @@ class Caching:
 
     async def restore(self, ledger: Ledger, now: float) -> None:
         """Take up what an earlier client saved, and the secret of the keys. Raises LedgerError."""
-        self.keys.secret = await ledger.secret(SECRET)
+        self.keys.secret = self._secret or await ledger.secret(SECRET)
         if (data := await ledger.load(WARMTH)) is not None:
             self.warmth.load(data, now=now)
         if (data := await ledger.load(self._policy_name)) is not None:
@@ -252,7 +264,7 @@ class Caching:
 
 
 def _seconds(planned: Planned, ttl: str) -> float:
-    """How long an entry of this lifetime lives: the model's own one, where it has one of that name (a caller may use others)."""
+    """How long an entry of this lifetime lives: for this model, where it has one of that name (a caller may use others)."""
     for lifetime in () if planned.cache is None else planned.cache.terms.lifetimes:
         if lifetime.name == ttl:
             return lifetime.seconds

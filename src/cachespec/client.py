@@ -56,6 +56,8 @@ class Client:
         timeout: for all attempts of a request together; seconds or text like ``"30s"``.
         max_output_tokens: when a request names none.
         on_unsupported: ``"error"`` takes a backend that cannot honour a parameter out; ``"drop"`` drops the parameter.
+        secret: what the cache keys of tenants are made with, the same for all processes that should share them; None leaves it
+            to the ledger.
         middleware, hooks: see `cachespec.middleware` and `cachespec.telemetry`.
 
     Raises: ConfigError and UnknownPluginError for wrong wiring, when it is wired.
@@ -72,6 +74,7 @@ class Client:
         timeout: float | str = 600.0,
         max_output_tokens: int = 4096,
         on_unsupported: Literal["error", "drop"] = "error",
+        secret: str | None = None,
         middleware: Sequence[Middleware] = (),
         hooks: Sequence[Hook] = (),
         clock: Clock | None = None,
@@ -87,6 +90,7 @@ class Client:
             timeout=timeout,
             max_output_tokens=max_output_tokens,
             on_unsupported=on_unsupported,
+            secret=secret,
         )
         self._setup(wired, middleware=middleware, hooks=hooks, clock=clock)
 

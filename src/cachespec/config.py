@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from cachespec import registry
 from cachespec.annotations import (
     BackendName,
+    EnvRef,
     ModelName,
     PluginOf,
     PositiveInt,
@@ -56,7 +57,8 @@ class PluginSpec:
 class Config:
     """A whole, valid configuration.
 
-    `models` maps each alias to its backends. `timeout` is seconds for all attempts together (None: no deadline).
+    `models` maps each alias to its backends. `timeout` is seconds for all attempts together (None: no deadline). `secret` says
+    where the secret of tenants' cache keys is (None: the ledger makes one).
     `generation` counts reloads. `notes` say what was left out (only
     by `auto_config`). `path` and `text` are the file's, for messages.
     """
@@ -68,6 +70,7 @@ class Config:
     timeout: float | None = 120.0
     max_output_tokens: int | None = 4096
     on_unsupported: OnUnsupported = "error"
+    secret: EnvRef | None = None
     routing: PluginSpec = PluginSpec(use="cheapest")
     caching: PluginSpec | None = None
     acceptance: PluginSpec | None = None
@@ -106,6 +109,7 @@ class _Client:
     timeout: Duration | None = 120.0
     max_output_tokens: PositiveInt | None = 4096
     on_unsupported: OnUnsupported = "error"
+    secret: EnvRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +243,7 @@ def read_config(tree: Mapping[str, Any], path: str | None = None, text: str | No
         timeout=client.timeout,
         max_output_tokens=client.max_output_tokens,
         on_unsupported=client.on_unsupported,
+        secret=client.secret,
         routing=policies.routing,
         caching=policies.caching,
         acceptance=policies.acceptance,

@@ -57,10 +57,11 @@ def generation(wired: Wired, *, learned: Learned, telemetry: Telemetry, before: 
     for name, backend in wired.backends.items():
         if backend.name != name:
             raise ConfigError(f"this backend calls itself {backend.name!r}; give both one name", key=f"backends.{name}")
-    if before is not None and before.caching.policy is wired.caching:
+    if before is not None and before.caching.policy is wired.caching and before.wired.secret == wired.secret:
         caching = before.caching
     else:
-        caching = Caching(wired.caching, telemetry, learned, before=None if before is None else before.caching)
+        former = None if before is None else before.caching
+        caching = Caching(wired.caching, telemetry, learned, secret=wired.secret, before=former)
     decider = Decider(wired.backends, wired.routing, wired.ledger, settings, caching.planner, learned)
     return Generation(wired=wired, decider=decider, caching=caching)
 

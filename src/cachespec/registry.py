@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from cachespec.annotations import Where, dotted, is_secret_name
@@ -64,6 +64,7 @@ class Wired:
     ledger: Ledger
     routing: RoutingPolicy
     caching: CachingPolicy | None
+    secret: str | None = field(default=None, repr=False)
 
 
 def build(config: Config, environ: Mapping[str, str] | None = None) -> Wired:
@@ -151,7 +152,7 @@ def wire(
         return {"env": name}
 
     tree: dict[str, Any] = {
-        "client": dict(client),
+        "client": {key: hidden(value, ("client", key)) for key, value in client.items()},
         "backends": {name: table(value, ("backends", name)) for name, value in backends.items()},
         "models": {a: names if isinstance(names, Mapping) else {"backends": names} for a, names in (models or {}).items()},
         "policies": dict(policies or {}),
@@ -177,6 +178,7 @@ def _wire(config: Config, made: Mapping[Where, Any], environ: Mapping[str, str] 
         return make(family, spec.use, spec.options, where, given, environ)
 
     try:
+        secret = None if config.secret is None else _variable(config.secret.env, ("client", "secret"), environ)
         backends = {
             n: get("backends", spec, ("backends", n), {"name": n, **_acceptance(config, spec, made)})
             for n, spec in config.backends.items()
@@ -187,7 +189,14 @@ def _wire(config: Config, made: Mapping[Where, Any], environ: Mapping[str, str] 
         ledger = get("ledgers", config.ledger, ("client", "ledger"), {})
     except Problem as problem:
         raise config.error(problem) from problem.__cause__
-    return Wired(config=config, backends=backends, ledger=ledger, routing=routing, caching=caching)
+    return Wired(config=config, backends=backends, ledger=ledger, routing=routing, caching=caching, secret=secret)
+
+
+def _variable(name: str, where: Where, environ: Mapping[str, str] | None) -> str:
+    found = (os.environ if environ is None else environ).get(name)
+    if not found:
+        raise Problem(where, f"the environment variable {name} is not set")
+    return found
 
 
 def _acceptance(config: Config, spec: PluginSpec, made: Mapping[Where, Any]) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Vendor:
         api: str | None = None,
         ledger: Ledger | Mapping[str, Any] | None = None,
         hooks: Any = (),
+        secret: str | None = None,
         **more: Any,
     ) -> Client:
         """A client with one backend, `b`. `model` decides the vendor; ``@ok-5`` is added, so that answers are short.
@@ -94,6 +95,7 @@ class Vendor:
             backends={"b": {**table, **more}},
             policies={} if policy is None else {"caching": policy() if policy is Recording else policy},
             ledger=ledger,
+            secret=secret,
             clock=self.clock,
             hooks=hooks,
         )

@@ -378,6 +378,10 @@ async def test_d7_two_tenants_share_no_entry_one_tenant_does(vendor: Vendor) -> 
     async with vendor.client(GPT, ledger=MemoryLedger()) as other:  # another application, another secret
         await other.complete("Hi", system=SYSTEM, tenant="a")
     assert vendor.bodies[-1]["prompt_cache_key"] != keys[0]
+    for _ in range(2):  # one secret, two ledgers: one key
+        async with vendor.client(GPT, secret="of the application") as client:
+            await client.complete("Hi", system=SYSTEM, tenant="a")
+    assert vendor.bodies[-1]["prompt_cache_key"] == vendor.bodies[-2]["prompt_cache_key"] not in keys
     vendor.server.reset()
     async with vendor.client(CLAUDE) as client:
         done = await client.complete("Hi", system=SYSTEM, tenant="a")
