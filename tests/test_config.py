@@ -15,6 +15,7 @@ from cachespec.durations import parse_duration
 from cachespec.errors import ConfigError, InputError, MissingDependencyError, UnknownPluginError
 from cachespec.registry import build, build_backend, load
 from cachespec.rules import BudgetRule, RetryRule, Rule, RuleCondition
+from cachespec.testing import ScriptedBackend
 from cachespec.toml_source import line_of
 
 GOOD = """\
@@ -398,11 +399,11 @@ def test_check_finds_everything_in_one_pass(tmp_path: Path) -> None:
     assert "did you mean 'smollm2'?" in (found[-1].hint or "")
 
 
-class Somewhere:
+class Somewhere(ScriptedBackend):
     """A backend from elsewhere that has a file to look for."""
 
     def __init__(self, *, name: str, model: str) -> None:
-        self.name, self.model = name, model
+        super().__init__(name=name, model=model)
 
     def locate(self) -> None:
         raise ConfigError(f"{self.model} is not here", key="model", hint="look elsewhere")

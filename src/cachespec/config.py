@@ -90,7 +90,8 @@ class Config:
         """The same error with file and line, when what was made from `table` raised it without knowing where it stands."""
         if self.text is None or error.path is not None:
             return error
-        where = (*table, error.key.split(".")[-1]) if error.key else table
+        inner = (error.key or "").removeprefix(".".join(map(str, table))).strip(".")  # it may know its table
+        where = (*table, *inner.split(".")) if inner else table
         line = line_of(self.text, where) or line_of(self.text, table)
         return ConfigError(error.message, path=self.path, line=line, key=".".join(map(str, where)), hint=error.hint)
 

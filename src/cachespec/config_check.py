@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from cachespec import registry
 from cachespec.annotations import Where, dotted, is_secret_name
+from cachespec.backends.base import Located
 from cachespec.config import Config, PluginSpec, read_config, references, table_at
-from cachespec.engine.models import check_model
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError
 from cachespec.options import Problem, options_of, problems_of
 from cachespec.toml_source import line_of, parse, read_text
@@ -100,7 +100,9 @@ def _try_backend(config: Config, name: str, environ: Mapping[str, str], missing:
     for _ in range(len(takes) + 1):
         spec = replace(config.backends[name], options=options)
         try:
-            registry.build_backend(replace(config, backends={name: spec}), name, environ)
+            backend = registry.build_backend(replace(config, backends={name: spec}), name, environ)
+            if isinstance(backend, Located):
+                yield from _locate(config, where, backend)
             break
         except MissingDependencyError as error:
             yield Finding(level="warning", message=f"backend {name}: {error}", path=config.path)
@@ -120,17 +122,13 @@ def _try_backend(config: Config, name: str, environ: Mapping[str, str], missing:
         except CachespecError as error:
             yield _finding(error)
             break
+
+
+def _locate(config: Config, where: Where, backend: Located) -> Iterator[Finding]:
     try:
-        locate(config.backends[name])
+        backend.locate()
     except ConfigError as error:
         yield _finding(config.place(error, where), "warning")  # another machine may have it
-
-
-def locate(spec: PluginSpec) -> None:
-    """Look for the file of a local model, without loading or downloading it. Raises ConfigError where there is none."""
-    model = spec.options.get("model")
-    if spec.use in ("llamacpp", "torch") and isinstance(model, str):
-        check_model(model, folder=spec.use == "torch")
 
 
 def _told(problem: Problem, path: str, text: str, level: Literal["error", "warning"] = "error") -> Finding:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import anyio.to_thread
@@ -23,12 +23,14 @@ from cachespec.backends._startup import EngineSettings, Progress, Started, start
 from cachespec.backends.base import Capabilities, Estimate, Wire
 from cachespec.decision import Belief, Latency, Plan, Reason, Speculation, TokenEstimate
 from cachespec.engine import chat
+from cachespec.engine.models import check_model
 from cachespec.engine.pages import PAGE
 from cachespec.engine.runtimes.base import Interrupted, Runtime
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.sequence import Job
 from cachespec.engine.toolcalls import PlainText
 from cachespec.errors import (
+    ConfigError,
     ContextLengthError,
     EngineStoppedError,
     InputError,
@@ -71,6 +73,8 @@ class LocalBackend(ABC):
     """
 
     provider: str | None = None
+    folders: ClassVar[bool] = False
+    """Whether `model` may be a folder, too."""
 
     def __init__(
         self,
@@ -104,6 +108,16 @@ class LocalBackend(ABC):
     @abstractmethod
     def load_draft(self, model: str, runtime: str | None) -> Runtime:
         """Load a draft model, in a worker thread, on the runtime of this name (None: this backend's own). Raises likewise."""
+
+    def locate(self) -> None:
+        """See `backends.base.Located`. Its own model, and that of a drafter."""
+        check_model(self.model, folder=self.folders)
+        drafting = (self.settings.draft or {}).get("model")
+        if isinstance(drafting, str):
+            try:
+                check_model(drafting, folder=True)
+            except ConfigError as error:
+                raise ConfigError(error.message, key="draft.model", hint=error.hint) from error
 
     async def start(self, progress: Callable[[float], None] | None = None) -> None:
         """Load the model in a worker thread. `progress` is called from there with the loaded part, 0 to 1.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from cachespec.cache_terms import PromptCache
 from cachespec.decision import Belief, Latency, Plan, Reason, Speculation, TokenEstimate
@@ -131,6 +131,14 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Release connections, threads and memory. Idempotent."""
+
+
+@runtime_checkable
+class Located(Protocol):
+    """A backend whose model is a file. `config check` and `doctor` ask for it without starting anything."""
+
+    def locate(self) -> None:
+        """Look for the files of its models, as far as that goes without loading or downloading. Raises ConfigError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,8 @@ class TorchBackend(LocalBackend):
     Raises ConfigError for values out of range, UnknownPluginError. Nothing is loaded before `start`, torch neither.
     """
 
+    folders = True
+
     def __init__(
         self,
         *,

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cachespec.backends.base import BackendInfo
+from cachespec.backends.base import BackendInfo, Located
 from cachespec.cli._io import STDIN, config_option, console, json_option, read_text, write_json
 from cachespec.config import HOSTED, LOCAL, Config, auto_config, installed, load_config, parse_config, references
-from cachespec.config_check import locate
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -168,7 +167,8 @@ async def try_backend(config: Config, name: str) -> BackendInfo:
     facts: Mapping[str, Any] = {"use": spec.use, "model": spec.options.get("model")}
     try:
         backend = build_backend(config, name)
-        locate(spec)
+        if isinstance(backend, Located):
+            backend.locate()
     except MissingDependencyError as error:
         return BackendInfo(name=name, ok=False, detail=str(error), level="missing", facts=facts)
     except ConfigError as error:
