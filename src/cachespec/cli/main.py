@@ -31,6 +31,7 @@ COMMANDS = {
     "ledger": ("cachespec.cli.ledger", "What was spent, by whom, on what: totals and the last requests."),
     "plugins": ("cachespec.cli.plugins", "Every installed plug-in, and whether it can be loaded."),
     "replay": ("cachespec.cli.replay", "What caching policies would have cost on recorded traffic."),
+    "why": ("cachespec.cli.why", "Where one request stopped sharing another's prefix, and why."),
 }
 
 
