@@ -142,13 +142,15 @@ async def server(python: str, *, threads: int, slots: int, context: int, model: 
         port = free.getsockname()[1]
     script = Path(__file__).parent / "peers" / "llamacpp_server.py"
     command = [python or sys.executable, str(script), str(find_model(model)), *map(str, (port, threads, slots, context))]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        if "ready" not in iter(process.stdout.readline, "").__next__():
-            raise RuntimeError("the server did not start")
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300, trust_env=False) as client:
-            yield Server(process, client)
-    finally:
-        process.kill()
-        process.wait()
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=null) as process:
+        try:
+            assert process.stdout is not None
+            if "ready" not in process.stdout.readline():
+                raise RuntimeError("the server did not start")
+            fresh = httpx2.Limits(max_keepalive_connections=0)  # it closes idle connections when it likes
+            base = f"http://127.0.0.1:{port}"
+            async with httpx2.AsyncClient(base_url=base, timeout=300, trust_env=False, limits=fresh) as client:
+                yield Server(process, client)
+        finally:
+            process.kill()

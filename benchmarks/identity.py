@@ -168,7 +168,7 @@ class Results:
         return [cell for name, cell in self.lines if name == mode]
 
 
-def first(number: int, temperature: float = 0.0) -> Cell:
+def first(number: int, temperature: float) -> Cell:
     """The cell of a prompt that others are compared with."""
     return "none", temperature, "alone", "cold", number
 
@@ -329,7 +329,8 @@ def _differences(run: Run, cells: Iterable[Cell], texts: int) -> list[str]:
             how = Sampling(seed=1000 + cell[4], temperature=cell[1])
             known[at] = abs(gap(run.runtime, run.prompts[cell[4]], expected, other, how))
         gaps.append(known[at])
-    everything = [token for i, prompt in enumerate(run.prompts) for token in (*prompt, *results.tokens(mode, first(i)))]
+    t = TEMPERATURES[0]
+    everything = [token for i, prompt in enumerate(run.prompts) for token in (*prompt, *results.tokens(mode, first(i, t)))]
     length = run.runtime.width
     everything *= -(-texts * length // len(everything))
     effect = width_effect(run.runtime, [everything[i * length : (i + 1) * length] for i in range(texts)])

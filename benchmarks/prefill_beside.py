@@ -3,9 +3,9 @@
     python -m benchmarks.prefill_beside {llamacpp,float32,bfloat16,int8} [--threads 1] [--max-gap 4 ...] [--prompt 4000]
 
 The long prompt is first evaluated alone. Then --streams streams run, quiet for --quiet tokens each, and the prompt comes in.
-Gaps are times between two reads of a stream; those of the prompt's time are compared with the quiet ones, p99 with p99. `max_gap`
-and `prefill_chunk` are the engine's policy (options of a backend): how many times longer than a quiet step one may take that
-prefills beside running streams, and the most prompt tokens of a call.
+Gaps are times between two reads of a stream; those of the prompt's time are compared with the quiet ones, p99 with p99.
+`max_gap` and `prefill_chunk` are the engine's policy (options of a backend): how many times longer than a quiet step one may
+take that prefills beside running streams, and the most prompt tokens of a call.
 """
 
 from __future__ import annotations
