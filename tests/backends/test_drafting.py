@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
-from tests.backends.test_llamacpp import ask, available, make, one_loop, run, text, usage
+from tests.backends.test_llamacpp import PLAN, ask, available, engine, idle, make, one_loop, run, text, usage
+from tests.engine.scripted import engine_threads
 
 from cachespec.backends.llamacpp import LlamaCppBackend
 from cachespec.engine.costs import CalibrationStore, _Bench
@@ -105,6 +107,31 @@ async def test_a_draft_model_drafts_alone_and_in_a_hybrid() -> None:
             assert "model" in names
         finally:
             await backend.aclose()
+
+
+@model
+@one_loop
+@pytest.mark.anyio
+async def test_two_hundred_aborted_drafting_requests_leave_nothing() -> None:
+    backend = await started(draft={"use": "suffix"}, acceptance={"use": "fixed", "draft_length": 4})
+    try:
+        threads = engine_threads()
+        for i in range(200):
+            request = ask(f"{COPY} {i % 5}", max_output_tokens=60, seed=i)
+            attempt = await backend.open(request, PLAN, timeout=60)
+            if i % 8 == 1:
+                await attempt.read()
+            elif i % 3 == 2:
+                await anyio.sleep(0.004)
+            await attempt.aclose()
+        await idle(backend)
+        running = engine(backend)
+        assert running._control._drafter.stats()["tracks"] == 0
+        running._slots.check()
+        assert engine_threads() == threads
+        assert text(await run(backend, ask("Say hello.", max_output_tokens=4)))
+    finally:
+        await backend.aclose()
 
 
 @one_loop

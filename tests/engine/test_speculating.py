@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import time
+import tracemalloc
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import replace
@@ -14,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.engine.loop_support import finish, job, read, read_all, running, text, usage
 from tests.engine.markov import MarkovRuntime, near, random_logits
-from tests.engine.scripted import END, ScriptedRuntime, forever, says
+from tests.engine.scripted import END, ScriptedRuntime, engine_threads, forever, says, wait_until
 from tests.engine.speculate import GuessDrafter
 
 from cachespec.engine.control import SpeculationControl
@@ -281,6 +284,66 @@ def test_the_report_has_acceptance_by_drafter_and_position() -> None:
     assert all(right <= tried for tried, right in guess.positions)
     assert stats.goodput > 0
     assert stats.reasons == {"rule": stats.steps}
+
+
+# Nothing leaks (case 23)
+
+
+def test_two_thousand_aborts_leave_no_track_and_no_memory() -> None:
+    """With drafts, pins, penalties, log probabilities, and KV in host memory; at any moment of a request."""
+    runtime, drafter, chance = ScriptedRuntime(room=4096), SuffixDrafter(history_bytes=50_000), random.Random(3)
+
+    def abort(engine: Engine, count: int) -> int:
+        waiting = []
+        for i in range(count):
+            how = Processing(presence_penalty=0.1) if i % 3 else Processing()
+            waiting.append(
+                engine.submit(
+                    job(
+                        "q" * chance.randint(1, 90) + str(i % 20),
+                        output=chance.randint(1, 200),
+                        session=f"s{i % 5}",
+                        keep_s=60.0,
+                        namespace=f"t{i % 3}",
+                        processing=how,
+                        logprobs=i % 2 or None,
+                    )
+                )
+            )
+            if chance.random() < 0.4:
+                waiting[-1].take()
+            if chance.random() < 0.1:
+                time.sleep(0.001)
+            while len(waiting) > 5:
+                waiting.pop(chance.randrange(len(waiting))).cancel()
+        for sequence in waiting:
+            sequence.cancel()
+        wait_until(lambda: engine.active == 0)
+        del waiting
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    with running(runtime, parallel=3, chunk=32, host_bytes=20_000, **control(drafter, Fixed(draft_length=4))) as engine:
+        threads = engine_threads()
+        tracemalloc.start()
+        try:
+            runtime.calls, runtime.spans, runtime.truncations = Nowhere(), Nowhere(), Nowhere()
+            first = abort(engine, 1000)
+            grown = abort(engine, 1000) - first
+        finally:
+            tracemalloc.stop()
+        assert drafter.stats()["tracks"] == 0
+        assert drafter.stats()["bytes"] <= 50_000
+        assert engine_threads() == threads
+        assert len(engine._slots._pins) <= runtime.sequences
+        assert grown < 300_000, f"a thousand requests left {grown:,} bytes"
+        read(engine.submit(job("after", output=3)))
+
+
+class Nowhere(list[Any]):
+    """What a scripted runtime notes of its calls goes here."""
+
+    def append(self, item: Any) -> None: ...
 
 
 # Grammar (cases 42, 43)
