@@ -19,9 +19,10 @@ import anyio.to_thread
 from cachespec.backends._engine_attempt import EngineAttempt
 from cachespec.backends._forcing import Forcing
 from cachespec.backends._local_fields import Tokens, wanted
+from cachespec.backends._local_report import report, speculation
 from cachespec.backends._startup import EngineSettings, Progress, Started, start_engine
 from cachespec.backends.base import Capabilities, Estimate, Wire
-from cachespec.decision import Belief, Latency, Plan, Reason, Speculation, TokenEstimate
+from cachespec.decision import Belief, Latency, Plan, Reason, TokenEstimate
 from cachespec.engine import chat
 from cachespec.engine.models import check_model
 from cachespec.engine.pages import PAGE
@@ -242,7 +243,7 @@ class LocalBackend(ABC):
             tokens=counts,
             belief=belief,
             latency=self._latency(loaded, rest, expected),
-            speculation=_speculation(loaded.started, expected),
+            speculation=speculation(loaded.started, expected),
         )
 
     def _belief(self, loaded: _Loaded, request: Request, tokens: tuple[int, ...]) -> Belief:
@@ -287,21 +288,7 @@ class LocalBackend(ABC):
         loaded = self._loaded
         if loaded is None or self._closed:
             raise self._stopped()
-        engine = loaded.started.engine
-        found = engine.report()
-        speculation = found["speculation"]
-        off = None if loaded.started.reason is None else {"reason": loaded.started.reason}
-        return {
-            "runtime": dict(loaded.runtime.facts()),
-            "requests": {"active": engine.active, "preempted": found["preempted"]},
-            "speeds": {
-                "prefill": engine.prefill_speed.value,
-                "decode": engine.decode_speed.value,
-                "answer": engine.answer_length.value,
-            },
-            "prefix": found["prefix"].to_dict(),
-            "speculation": off if speculation is None else speculation.to_dict(),
-        }
+        return report(loaded.runtime, loaded.started)
 
     def wire(self, request: Request, plan: Plan) -> Wire | None:
         """Nothing is sent anywhere."""
@@ -391,22 +378,6 @@ def _tools(loaded: _Loaded, request: Request) -> dict[str, Any]:
     controls = loaded.runtime.info.controls
     pieces = {controls[marker]: marker.encode() for marker in form.markers if marker in controls}
     return {"parser": form.parser(frozenset(tool.name for tool in request.tools)), "pieces": pieces}
-
-
-def _speculation(started: Started, output: int) -> Speculation | None:
-    """What the engine intends for an answer of this length; None: it was given no drafter."""
-    if started.control is None:
-        if started.reason is None:
-            return None
-        return Speculation(drafter=None, draft_length=0, acceptance=None, gain=None, reason=started.reason)
-    forecast = started.control.forecast(output)
-    return Speculation(
-        drafter=forecast.drafter,
-        draft_length=forecast.choice.length,
-        acceptance=forecast.acceptance,
-        gain=forecast.choice.gain,
-        reason=forecast.choice.reason,
-    )
 
 
 def _has_image(part: Part) -> bool:
