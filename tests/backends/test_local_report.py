@@ -13,7 +13,7 @@ from tests.engine.scripted import ScriptedRuntime, forever
 
 import cachespec
 from cachespec.engine.drafters.base import Draft
-from cachespec.errors import ContextLengthError, EngineStoppedError
+from cachespec.errors import ContextLengthError, EngineStoppedError, InputError
 from cachespec.events import DraftVerified
 from cachespec.policies.acceptance import Fixed
 
@@ -181,5 +181,26 @@ async def test_a_prompt_beyond_the_context_takes_the_backend_out() -> None:
         assert done.finish_reason == "length"
         assert done.usage is not None
         assert (done.usage.input_tokens or 0) + (done.usage.output or 0) == 64
+    finally:
+        await backend.aclose()
+
+
+async def test_log_probabilities_come_with_the_completion() -> None:
+    backend = Toy(ScriptedRuntime(forever))
+    client = cachespec.Client(backends={"toy": backend})
+    await backend.start()
+    try:
+        done = await client.complete("hi", temperature=0, max_output_tokens=5, extra={"toy": {"logprobs": 2}})
+        assert done.logprobs is not None
+        assert b"".join(token.text for token in done.logprobs).decode() == done.text
+        shown = json.loads(json.dumps(done.to_dict()))["logprobs"]
+        assert [entry["token"] for entry in shown] == list(done.text)
+        assert shown[0]["bytes"] == [ord(done.text[0])]
+        assert len(shown[0]["top_logprobs"]) == 2
+        plain = await client.complete("hi", temperature=0, max_output_tokens=5)
+        assert plain.logprobs is None
+        assert "logprobs" not in plain.to_dict()
+        with pytest.raises(InputError, match="did you mean 'logprobs'"):
+            await client.complete("hi", extra={"toy": {"logprob": 2}})
     finally:
         await backend.aclose()
