@@ -20,8 +20,9 @@ WARM: Final = Sampling(seed=7, temperature=1.0)
 CUT: Final = Sampling(seed=3, top_p=0.9, top_k=40, temperature=0.8)
 WIDTHS: Final = (1, 2, 4, 8, 16)
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
-LIMITS: Final = {"float32": 1e-3, "bfloat16": 0.25, "int8": 0.25}
-"""Largest difference of a logit between devices. 16-bit sums are rounded in another order; logits are about 4 wide."""
+LIMITS: Final = {"float32": 1e-3, "bfloat16": 1.0, "int8": 1.0}
+"""Largest difference of a logit, of those that reach 9 here and have a deviation of 2. A residual stream of 16 bits, which a GPU
+has and a CPU not, moves them by up to 0.5; rows that are mixed up would differ by 10."""
 
 Row: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
@@ -82,7 +83,7 @@ def check(name: str, dtype: str, device: torch.device) -> dict[str, Any]:
         for ways in ([GREEDY] * 16, [WARM] * 16, [CUT] * 16):
             rule = [draw(row, how, at) for at, (row, how) in enumerate(zip(here.rows(handles), ways, strict=True))]
             drawn = drawn and here.draw(handles, ways, range(16)) == rule
-        same = identity(here, tokens, 4 * LIMITS[dtype])
+        same = identity(here, tokens, LIMITS[dtype])
         kernel = here.facts()["attention"]
     oracle = float(np.abs(found - wanted).max())
     right = oracle <= LIMITS[dtype] and drawn and same["explained"] and (graphs or 0.0) <= LIMITS[dtype]
