@@ -21,8 +21,8 @@ CUT: Final = Sampling(seed=3, top_p=0.9, top_k=40, temperature=0.8)
 WIDTHS: Final = (1, 2, 4, 8, 16)
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 LIMITS: Final = {"float32": 1e-3, "bfloat16": 1.0, "int8": 1.0}
-"""Largest difference of a logit, of those that reach 9 here and have a deviation of 2. A residual stream of 16 bits, which a GPU
-has and a CPU not, moves them by up to 0.5; rows that are mixed up would differ by 10."""
+"""Largest difference of a logit, of those that reach 9 here and have a deviation of 2. A residual stream of 16 bits, which a
+GPU has and a CPU not, moves them by up to 0.5; rows that are mixed up would differ by 10."""
 
 Row: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
