@@ -6,7 +6,7 @@ new call, a missing id continues the call of that index (contract S4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cachespec.events import (
@@ -42,14 +42,14 @@ class _Call(_Pieces):
 
 
 class Assembly:
-    """Absorbs events of one attempt; `message()` is what they add up to so far.
+    """Absorbs events of one attempt; `message()` is what they add up to so far. `begun` is called at the first one.
 
     Attributes:
         deltas: how many content events came. With `size` it is what is known of the output when no usage ever arrives.
     """
 
-    def __init__(self, *, provider: str | None, model: str) -> None:
-        self._provider, self._model = provider, model
+    def __init__(self, *, provider: str | None, model: str, begun: Callable[[], None] | None = None) -> None:
+        self._provider, self._model, self._begun = provider, model, begun
         self._parts: list[_Pieces] = []
         self._texts: dict[int, _Pieces] = {}
         self._reasoning: dict[int, _Reasoning] = {}
@@ -86,6 +86,9 @@ class Assembly:
 
         Tool deltas get their id and name. A start that comes twice is one, and the end waits until nothing follows it.
         """
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            begun()
         kind = type(event)
         if kind is TextDelta:
             self._text(event)  # type: ignore[arg-type]

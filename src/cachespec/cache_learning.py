@@ -1,8 +1,8 @@
 """What is learned from requests that were sent: what is now cached where, and what the caching policy is told.
 
-`Caching` is the one place through which a planned request goes: `sent` before it is opened, `began` when the vendor accepted
-it, `ended` with what was counted. It keeps the planner's belief (contract P4) and saves it, with what the policy learned, in
-the ledger's store.
+`Caching` is the one place through which a planned request goes: `ahead` says whom it should wait for, `sent` before it is
+opened, `began` when its response begins, `ended` with what was counted. It keeps the planner's belief (contract P4) and
+saves it, with what the policy learned, in the ledger's store.
 
 What a report means, with R tokens read and W written:
 
@@ -28,6 +28,7 @@ from cachespec.cache_marks import Spot
 from cachespec.cache_plan import CachePlanner, Planned
 from cachespec.caching import CachingPolicy, Outcome
 from cachespec.errors import LedgerError
+from cachespec.fanout import Fanout, Lead
 from cachespec.learned import Learned
 from cachespec.ledger.base import Ledger
 from cachespec.telemetry import MarksIgnored, Telemetry
@@ -49,6 +50,7 @@ class Sent:
 
     planned: Planned
     start: float
+    lead: Lead | None = None
     began: bool = False
     ended: bool = False
 
@@ -74,6 +76,7 @@ class Caching:
         self.keys: CacheKeys = CacheKeys() if before is None else before.keys
         self._secret = None if secret is None else blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=32).digest()
         self.keys.secret = self._secret or self.keys.secret
+        self.fanout: Fanout = Fanout() if before is None else before.fanout
         self.planner = CachePlanner(policy, self.warmth, self.keys, learned.tokens)
         self._ignored: dict[tuple[str, str], int] = {}
         self._saved = -1
@@ -82,9 +85,22 @@ class Caching:
 
     # -- a request's way
 
+    def ahead(self, planned: Planned) -> Lead | None:
+        """The request under way that is about to write a prefix which this one would write as well; None: nobody."""
+        return self.fanout.ahead(self._cold(planned))
+
+    def _cold(self, planned: Planned) -> list[tuple[bytes, bytes]]:
+        """What a request will write, shortest prefix first: the marks beyond what is believed readable."""
+        warm = {planned.places.keys[place] for place, entry in planned.found if entry.live(self._at(planned))}
+        return [(planned.scope, spot.key) for spot in self._written(planned) if spot.key not in warm]
+
+    @staticmethod
+    def _at(planned: Planned) -> float:
+        return 0.0 if planned.ask is None else planned.ask.now
+
     def sent(self, planned: Planned, now: float) -> Sent:
         """A planned request goes out at `now`."""
-        sent = Sent(planned, now)
+        sent = Sent(planned, now, self.fanout.lead(self._cold(planned)))
         if planned.route is not None:
             self.keys.sent(None if planned.ask is None else planned.ask.tenant, planned.route, now)
         if planned.ask is not None:
@@ -93,7 +109,9 @@ class Caching:
         return sent
 
     def began(self, sent: Sent, now: float) -> None:
-        """The vendor accepted it: what it writes can be read from now on."""
+        """Its response begins: what it writes can be read from now on. Twice is once."""
+        if sent.began or sent.ended:
+            return
         sent.began = True
         planned = sent.planned
         for spot in self._written(planned):
@@ -103,12 +121,16 @@ class Caching:
             else:
                 entry = Entry(spot.ttl, spot.tokens, now, sent.start + _seconds(planned, spot.ttl))
             self.warmth.put(planned.scope, spot.key, entry)
+        if sent.lead is not None:
+            sent.lead.release()
 
     def ended(self, sent: Sent, *, usage: Usage | None, stop: str | None, now: float) -> None:
         """It is over, for whatever reason. `usage` is what the vendor counted, None where nothing came. Twice is once."""
         if sent.ended:
             return
         sent.ended = True
+        if sent.lead is not None:
+            sent.lead.release()
         planned = sent.planned
         read, written = (None, None) if usage is None else (usage.cache_read, usage.written)
         if sent.began and planned.cache is not None:

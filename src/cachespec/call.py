@@ -14,7 +14,7 @@ from cachespec.backends.base import Attempt, Backend
 from cachespec.cache_learning import Caching, Sent
 from cachespec.clock import Clock
 from cachespec.decide import Asked, Decider, Verdict, route_error
-from cachespec.decision import Decision, Latency, Offer
+from cachespec.decision import Decision, Latency, Offer, Reason
 from cachespec.errors import (
     CachespecError,
     ConnectionFailedError,
@@ -22,6 +22,7 @@ from cachespec.errors import (
     StreamInterruptedError,
 )
 from cachespec.events import Completion, Retrying
+from cachespec.fanout import LONGEST_S
 from cachespec.finishing import to_the_end
 from cachespec.learned import Answer, Learned
 from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
@@ -101,9 +102,7 @@ class ClientCall:
         await self._ready()
         if not self._failures:
             await self._decider.refresh(self._asked)
-        now = self._clock.time()
-        self._asked = replace(self._asked, ask=replace(self._asked.ask, now=now))
-        verdict = self._verdict = self._decider.decide(self._asked, failed=self._failed, choose=self._choose)
+        verdict = await self._in_turn(self._decide(), left_s)
         decision = verdict.decision
         asked = self._asked.ask
         self._telemetry.tell(Decided(tenant=asked.tenant, session_id=asked.session_id, tags=asked.tags, decision=decision))
@@ -113,15 +112,42 @@ class ClientCall:
         backend = self._backends[decision.chosen]
         self._choose = decision.chosen
         reservation = await self._ledger.reserve(self._hold(offer, left_s))
-        health, assembly = self._learned.health, Assembly(provider=backend.provider, model=backend.model)
+        health = self._learned.health
+        assembly = Assembly(provider=backend.provider, model=backend.model, begun=self._began)
         held = _Open(backend, offer, reservation, assembly, load=health.load(backend.name), own=verdict.own)
         self._open = held
-        health.started(backend.name, now)
+        health.started(backend.name, asked.now)
         held.sent = self._caching.sent(verdict.planned, self._clock.time())
         held.attempt = await backend.open(verdict.request, decision.plan, timeout=left_s)
-        self._caching.began(held.sent, self._clock.time())
         self._answered = held
         return held.attempt, held.assembly
+
+    def _decide(self) -> Verdict:
+        """Decide on what is known now."""
+        self._asked = replace(self._asked, ask=replace(self._asked.ask, now=self._clock.time()))
+        self._verdict = self._decider.decide(self._asked, failed=self._failed, choose=self._choose)
+        return self._verdict
+
+    async def _in_turn(self, verdict: Verdict, left_s: float | None) -> Verdict:
+        """The verdict, after another request that is about to write the same cold prefix has begun to (contract P5)."""
+        begin, most = perf_counter(), LONGEST_S if left_s is None else min(LONGEST_S, left_s / 2)
+        waited = False
+        while verdict.planned is not None and (lead := self._caching.ahead(verdict.planned)) is not None:
+            waited = True
+            if not await lead.begun(at_most_s=most - (perf_counter() - begin)):
+                break
+            verdict = self._decide()
+        if waited and verdict.decision.plan is not None:
+            text = f"waited {(perf_counter() - begin) * 1000:.0f} ms for another request to write the same cold prefix"
+            plan = verdict.decision.plan
+            plan = replace(plan, reasons=(*plan.reasons, Reason("cold_fan_out", text)))
+            verdict = self._verdict = replace(verdict, decision=replace(verdict.decision, plan=plan))
+        return verdict
+
+    def _began(self) -> None:
+        """The response begins: what it writes can be read from now on."""
+        if self._open is not None and self._open.sent is not None:
+            self._caching.began(self._open.sent, self._clock.time())
 
     def _hold(self, offer: Offer, left_s: float | None) -> Hold:
         worst = Decimal(0) if offer.quote is None or offer.quote.worst is None else offer.quote.worst

@@ -17,7 +17,8 @@ within the stream, after n content events
     ``failed-<n>[:code]`` (``response.failed``; on the other protocols an error event).
 at its end
     ``cut-before-usage``, ``eof-before-usage`` (Chat: after the finish_reason; the others: before the terminal event),
-    ``stay`` (all is said, the body does not end), ``close-idle`` (the connection is closed after the answer, unannounced).
+    ``stay`` (all is said, the body does not end), ``close-idle`` (the connection is closed after the answer, unannounced),
+    ``gate-<n>`` (it ends once n requests arrived).
 pace
     ``drip-<ms>`` between content events, ``slowfirst-<ms>`` before the first event; otherwise as fast as it goes, in large
     writes (``single``: one write an event).
@@ -362,7 +363,14 @@ class _Link(asyncio.Protocol):
         drip, single = (spec.number("drip") or 0) / 1000, spec.has("single")
         due = time.monotonic()
         pending = bytearray()
+        gate = int(spec.number("gate") or 0)
         for kind, data in self._with_faults(api, spec, told):
+            if gate and kind == "end":
+                self.transport.write(bytes(pending))
+                pending.clear()
+                while len(self.server.requests) < gate:
+                    await asyncio.sleep(0.01)
+                gate = 0
             if kind == "stop":
                 self.transport.write(bytes(pending))
                 if data == b"eof":
