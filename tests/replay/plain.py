@@ -26,12 +26,13 @@ class Request:
         self.i = i
         self.size: int = 512 if "hash_ids" in line else int(line["block_size"])
         self.mooncake = "hash_ids" in line
+        self.input: int = line["input_length" if self.mooncake else "input"]
         if self.mooncake:
-            self.session, self.t, self.input = "", line["timestamp"] / 1000, line["input_length"]
+            self.session, self.t = "", line["timestamp"] / 1000
             self.ids = line["hash_ids"][: self.input // 512]
             self.end, self.fixed = self.t + 2, 0
         else:
-            self.session, self.t, self.input = line["trace"], line["t"], line["input"]
+            self.session, self.t = line["trace"], line["t"]
             self.ids = [first + k for first, count in line["blocks"] for k in range(count)]
             self.end = self.t + (2 if line["api_time"] is None else line["api_time"])
             self.fixed = min(self.input, line["tool_tokens"] + line["system_tokens"]) // self.size
