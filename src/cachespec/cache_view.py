@@ -1,0 +1,252 @@
+"""A prompt as one backend's prompt cache sees it: where marks may stand, what is believed there, what that will cost.
+
+A `View` is of one request at one moment. It decides nothing: `cache_plan` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cachespec.backends._fields import CACHE_FIELDS, LIMITS
+from cachespec.backends._marks import wire_marks
+from cachespec.backends.base import Backend
+from cachespec.cache_keys import CacheKeys
+from cachespec.cache_layout import Layout, Weights, tokens_to
+from cachespec.cache_marks import Places, Spot, reads
+from cachespec.cache_terms import PromptCache
+from cachespec.caching import CacheAsk, Prefix, Warm
+from cachespec.decision import Ask, Belief, TokenEstimate
+from cachespec.messages import ImagePart, ToolResultPart
+from cachespec.prompt import Prompt, canonical_json
+from cachespec.request import Request
+from cachespec.usage import WRITE_TTLS
+from cachespec.warmth import Entry, Warmth, scope_of
+
+SURE = 0.9
+"""From here on an entry counts as reported by the vendor."""
+_DEEPEST = 8
+"""Entries within a conversation that are looked at: the deepest ones; what is shallower is part of them."""
+_COVERED = 0.5
+_SEGMENT = re.compile(r"tools\[\d+\]|system\[\d+\]|messages\[\d+\]\[\d+\]")
+_BARE = {"blocks": "5m", "breakpoints": "30m", "routing": ""}
+"""The lifetime of a mark that names none."""
+
+
+class View:
+    """See the module's docstring.
+
+    Attributes:
+        given: the caller's own fields that steer a cache, as they will be sent.
+        key: the `prompt_cache_key` that parts the cache; None: the shared one.
+        scope: what `found`, the entries known of this prompt by place, are filed under.
+        prefixes: the places, with what is live at each; the last is of kind ``end`` where it ends the prompt.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        prompt: Prompt,
+        ask: Ask,
+        cache: PromptCache,
+        *,
+        layout: Layout,
+        weights: Weights,
+        warmth: Warmth,
+        keys: CacheKeys,
+    ) -> None:
+        self.backend, self.prompt, self.ask, self.cache = backend, prompt, ask, cache
+        self.layout, self.weights = layout, weights
+        self.request = prompt.request
+        vendor = "anthropic" if cache.api == "messages" else "openai"
+        # What steers a cache is not sent where the request says that none is to be written.
+        self.given = _given(self.request, backend.name, vendor) if self.request.cache == "auto" else {}
+        key = self.given.get("prompt_cache_key")
+        partition = key if key is not None else keys.partition(ask.tenant) if cache.keys == "partition" else None
+        self.key = partition if isinstance(partition, str) else None
+        self.scope = scope_of(backend.name, backend.model, self.key or "", _other_fields(self.request, backend.name))
+        self.found = warmth.look(self.scope, self.layout.keys, head=self.layout.head, most=_DEEPEST)
+        self.prefixes = self._prefixes()
+
+    def _prefixes(self) -> list[Prefix]:
+        layout, now = self.layout, self.ask.now
+        prefixes = list(layout.prefixes)
+        for i, entry in self.found:
+            if entry.expires_at > now:
+                prefixes[i] = _with(prefixes[i], _warm(entry))
+        if prefixes and layout.at[-1] == layout.segments - 1:
+            prefixes[-1] = _with(prefixes[-1], prefixes[-1].warm, "end")
+        return prefixes
+
+    @property
+    def places(self) -> Places:
+        """The places, the deepest one that can be read now, and the end of tools and system."""
+        readable = [i for i, entry in self.found if entry.live(self.ask.now)]
+        head = self.layout.head
+        return Places(self.prefixes, self.layout.at, readable[-1] if readable else None, head - 1 if head else None)
+
+    def policy_ask(self) -> CacheAsk:
+        """What a caching policy is told."""
+        ask = self.ask
+        return CacheAsk(
+            now=ask.now,
+            prefixes=tuple(self.prefixes),
+            input_tokens=self.layout.tokens,
+            terms=self.cache.terms,
+            tenant=ask.tenant,
+            session=ask.session_id,
+            traffic=(ask.alias, *ask.tags),
+            input_types=_input_types(self.request),
+        )
+
+    def callers(self) -> list[Spot]:
+        """The caller's marks as they will stand on the wire, the body's own automatic one included."""
+        dialect = self.backend.capabilities.marks
+        if dialect is None:
+            return []
+        marks = [(at, fields.get("ttl")) for at, fields, _ in wire_marks(self.request, self.cache.api, dialect)]
+        top = self.given.get("cache_control") if dialect == "anthropic" else None
+        if not marks and top is None:
+            return []
+        segments = self.prompt.segments
+        index = {segment.name: i for i, segment in enumerate(segments)}
+        spots = []
+        for at, ttl in marks:
+            name = _SEGMENT.match(at)
+            if name is not None and name.group() in index:
+                spots.append(self._spot(index[name.group()], at, ttl))
+        if isinstance(top, Mapping) and not (spots and spots[-1].index == len(segments) - 1):
+            spots.append(self._spot(len(segments) - 1, segments[-1].name, top.get("ttl")))
+        return spots
+
+    def _spot(self, index: int, at: str, ttl: object) -> Spot:
+        layout = self.layout
+        place = layout.at.index(index) if index in layout.at else None
+        tokens = tokens_to(self.prompt, self.weights, index) if place is None else self.prefixes[place].tokens
+        position = max((p.position for p, i in zip(self.prefixes, layout.at, strict=True) if i <= index), default=0)
+        lifetime = ttl if isinstance(ttl, str) else _BARE[self.cache.control]
+        return Spot(index, at, self.prompt.segments[index].digest, tokens, position, lifetime, place, callers=True)
+
+    def shared(self) -> bytes:
+        """The digest of what conversations share: tools and system where they are long enough to be cached, else the first
+        piece of the first message. It stays the same as a conversation grows."""
+        segments, head = self.prompt.segments, 1 + len(self.request.tools) + len(self.request.system)
+        if head > 1 and self.layout.before >= self.cache.terms.minimum:
+            return segments[head - 1].digest
+        return segments[min(head, len(segments) - 1)].digest
+
+    def conversation(self) -> bytes:
+        """What tells this conversation from others."""
+        if self.ask.session_id is not None:
+            return self.ask.session_id.encode("utf-8", "surrogatepass")
+        head = 1 + len(self.request.tools) + len(self.request.system)
+        return self.prompt.segments[min(head, len(self.prompt.segments) - 1)].digest
+
+    def last(self, spots: list[Spot]) -> list[Spot]:
+        """Where a model that writes by itself does so: at the last place, unless there is a mark."""
+        place, ttl = len(self.prefixes) - 1, self.cache.terms.implicit
+        if place < 0 or ttl is None or (spots and spots[-1].index >= self.layout.at[place]):
+            return []
+        return [Places(self.prefixes, self.layout.at).spot(place, ttl)]
+
+    def expected(self, spots: list[Spot], by_itself: bool) -> tuple[Entry | None, TokenEstimate]:
+        """The entry that will be read, and how many tokens go at which price."""
+        terms, total = self.cache.terms, self.layout.tokens
+        marked = self.cache.control != "routing"
+        read, base, shift = None, 0, 0
+        for i, entry in reversed(self.found):
+            prefix, index = self.prefixes[i], self.layout.at[i]
+            reached = by_itself or not marked or any(reads(s, index, prefix.position, terms) for s in spots)
+            if reached and entry.live(self.ask.now):
+                read, base = entry, entry.tokens if entry.exact else prefix.tokens
+                shift = base - prefix.tokens
+                break
+        total = max(total + shift, base)
+        writes: dict[str, int] = {}
+        upto = base
+        for spot in (*spots, *self.last(spots)) if by_itself else spots if marked else ():
+            end = min(spot.tokens + shift, total)
+            if end > upto and spot.tokens >= terms.minimum:
+                _add(writes, spot.ttl, end - upto)
+                upto = end
+        tokens = TokenEstimate(
+            input=total,
+            cache_read=base,
+            cache_write=upto - base,
+            uncached=total - upto,
+            output_expected=None,
+            output_max=None,
+            writes=writes,
+        )
+        return read, tokens
+
+    def belief(self) -> Belief:
+        """What is believed cached of this prompt, as the decision shows it."""
+        now = self.ask.now
+        live = [(i, entry) for i, entry in self.found if entry.live(now)]
+        if live:
+            i, entry = live[-1]
+            tokens = entry.tokens if entry.exact else self.prefixes[i].tokens
+            whole = tokens >= _COVERED * self.layout.tokens
+            told = "the vendor reported it" if entry.sure >= SURE else "sent, not yet reported"
+            left = entry.expires_at - now
+            evidence = f"{told}; kept for {entry.ttl}"
+            return Belief(state="warm" if whole else "partial", tokens=tokens, expires_in_s=left, evidence=evidence)
+        if self.found:
+            i, entry = self.found[-1]
+            if entry.expires_at > now:
+                return Belief(state="stale", tokens=entry.tokens, expires_in_s=entry.expires_at - now, evidence="being written")
+            ago = now - entry.expires_at
+            return Belief(state="stale", tokens=entry.tokens, expires_in_s=0.0, evidence=f"ran out {ago:.0f} s ago")
+        return Belief(state="cold", tokens=0, evidence="nothing of this prompt was cached from here")
+
+
+def _given(request: Request, backend: str, vendor: str) -> Mapping[str, Any]:
+    """The caller's own fields that steer a cache."""
+    if not request.extra and not request.passthrough:
+        return {}
+    fields = {**request.passthrough.get(vendor, {}), **request.extra.get(backend, {})}
+    return {key: fields[key] for key in CACHE_FIELDS if key in fields}
+
+
+def _other_fields(request: Request, backend: str) -> str:
+    """The caller's other fields of the body: some are part of what is cached (speed, verbosity), so all tell entries apart."""
+    if not request.extra and not request.passthrough:
+        return ""
+    given = (*request.passthrough.values(), request.extra.get(backend, {}))
+    fields = [{key: value for key, value in some.items() if key not in _APART} for some in given]
+    return canonical_json(fields) if any(fields) else ""
+
+
+_APART = frozenset({*CACHE_FIELDS, *LIMITS, "metadata", "user", "safety_identifier"})
+"""Fields that no model reads."""
+
+
+def _input_types(request: Request) -> tuple[str, ...]:
+    """What the newest message holds."""
+    kinds: dict[str, None] = {}
+    for part in request.messages[-1].parts if request.messages else ():
+        kinds["image" if isinstance(part, ImagePart) else "tool_result" if isinstance(part, ToolResultPart) else "text"] = None
+    return tuple(kinds)
+
+
+def _warm(entry: Entry) -> Warm:
+    return Warm(ttl=entry.ttl, ready_at=entry.ready_at, expires_at=entry.expires_at, sure=entry.sure)
+
+
+def _with(prefix: Prefix, warm: Warm | None, kind: Any = None) -> Prefix:
+    return Prefix(
+        key=prefix.key,
+        at=prefix.at,
+        kind=kind or prefix.kind,
+        tokens=prefix.tokens,
+        position=prefix.position,
+        warm=warm,
+    )
+
+
+def _add(writes: dict[str, int], ttl: str, count: int) -> None:
+    if count > 0:
+        name = ttl if ttl in WRITE_TTLS else "unspecified"
+        writes[name] = writes.get(name, 0) + count
