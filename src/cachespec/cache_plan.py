@@ -165,8 +165,8 @@ class _Planning:
             found += more
             if view.ask.tenant is not None and self.cache.isolation:
                 found.append(Reason("isolation", self.cache.isolation))
-        # A key of its own tells where to read as well.
-        route = self._route(options, spots) if request.cache == "auto" or (request.cache == "no-write" and spots) else None
+        if request.cache == "auto" or (request.cache == "no-write" and spots):  # a key tells where to read as well
+            self._add_key(options, spots)
         marks = () if self.cache.control == "routing" else tuple(Mark(at=s.at, tokens=s.tokens, ttl=s.ttl) for s in spots)
         by_itself = self._by_itself(options)
         read, tokens = view.expected(spots, by_itself)
@@ -195,7 +195,7 @@ class _Planning:
             spots=(*spots, *view.last(spots)) if by_itself else tuple(spots),
             found=tuple(view.found),
             read=read,
-            route=route,
+            route=view.basis if "prompt_cache_key" in options else None,
         )
 
     # -- marks and options
@@ -248,7 +248,8 @@ class _Planning:
         elif isinstance(own := self.given.get("prompt_cache_retention"), str) and own in names:
             ttl = own
         places, head, count = self.view.places, self.view.layout.head, len(self.view.prefixes)
-        kept = {*range(head), head, count - 1}
+        known = -1 if places.readable is None else places.readable
+        kept = {*range(head), head, *range(known + 1, count), count - 1}
         spots = [places.spot(i, ttl) for i in sorted(kept) if 0 <= i < count]
         return [spot for spot in spots if spot.tokens >= self.cache.terms.minimum], options, []
 
@@ -269,18 +270,12 @@ class _Planning:
             detail += "; the model is told not to cache"
         return [], opt_out, Reason("cache_off", f'cache="{mode}": {detail}')
 
-    def _route(self, options: dict[str, Any], spots: list[Spot]) -> bytes | None:
-        """Add the key to `options`; return the prefix that it stands for where keys route."""
+    def _add_key(self, options: dict[str, Any], spots: list[Spot]) -> None:
+        """Add our key to `options`, in front. What caches nothing needs none."""
         if "prompt_cache_key" in self.given or self.cache.keys is None:
-            return None
-        if self.cache.keys == "partition":
-            if spots or options != self.opt_out:  # nothing cached needs no key
-                _first(options, "prompt_cache_key", self.view.key)
-            return None
-        basis = self.view.shared()
-        key = self.planner.keys.route(self.view.ask.tenant, basis, self.view.conversation(), self.view.ask.now)
-        _first(options, "prompt_cache_key", key)
-        return basis
+            return
+        if self.cache.keys == "route" or spots or options != self.opt_out:
+            _first(options, "prompt_cache_key", self.view.key)
 
     # -- what it will cost
 

@@ -39,7 +39,8 @@ class View:
 
     Attributes:
         given: the caller's own fields that steer a cache, as they will be sent.
-        key: the `prompt_cache_key` that parts the cache; None: the shared one.
+        key: the `prompt_cache_key` that says in which cache, or on which machine, to look; None: there is none.
+        basis: the digest of the shared prefix that a routing key stands for; None where keys do not route.
         scope: what `found`, the entries known of this prompt by place, are filed under.
         prefixes: the places, with what is live at each; the last is of kind ``end`` where it ends the prompt.
     """
@@ -62,9 +63,14 @@ class View:
         vendor = "anthropic" if cache.api == "messages" else "openai"
         # What steers a cache is not sent where the request says that none is to be written.
         self.given = _given(self.request, backend.name, vendor) if self.request.cache == "auto" else {}
-        key = self.given.get("prompt_cache_key")
-        partition = key if key is not None else keys.partition(ask.tenant) if cache.keys == "partition" else None
-        self.key = partition if isinstance(partition, str) else None
+        routed = cache.keys == "route" and self.request.cache != "off" and "prompt_cache_key" not in self.given
+        self.basis = self._shared() if routed else None
+        key: object = self.given.get("prompt_cache_key")
+        if self.basis is not None:
+            key = keys.route(ask.tenant, self.basis, self._conversation(), ask.now)
+        elif cache.keys == "partition" and key is None:
+            key = keys.partition(ask.tenant)
+        self.key = key if isinstance(key, str) else None
         self.scope = scope_of(backend.name, backend.model, self.key or "", _other_fields(self.request, backend.name))
         self.found = warmth.look(self.scope, self.layout.keys, head=self.layout.head, most=_DEEPEST)
         self.prefixes = self._prefixes()
@@ -128,7 +134,7 @@ class View:
         lifetime = ttl if isinstance(ttl, str) else _BARE[self.cache.control]
         return Spot(index, at, self.prompt.segments[index].digest, tokens, position, lifetime, place, callers=True)
 
-    def shared(self) -> bytes:
+    def _shared(self) -> bytes:
         """The digest of what conversations share: tools and system where they are long enough to be cached, else the first
         piece of the first message. It stays the same as a conversation grows."""
         segments, head = self.prompt.segments, 1 + len(self.request.tools) + len(self.request.system)
@@ -136,7 +142,7 @@ class View:
             return segments[head - 1].digest
         return segments[min(head, len(segments) - 1)].digest
 
-    def conversation(self) -> bytes:
+    def _conversation(self) -> bytes:
         """What tells this conversation from others."""
         if self.ask.session_id is not None:
             return self.ask.session_id.encode("utf-8", "surrogatepass")
