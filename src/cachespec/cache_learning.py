@@ -26,7 +26,7 @@ import anyio.to_thread
 from cachespec.cache_keys import CacheKeys
 from cachespec.cache_marks import Spot
 from cachespec.cache_plan import CachePlanner, Planned
-from cachespec.caching import CachingPolicy, Outcome
+from cachespec.caching import CachingPolicy, Held, KeepAlive, Outcome
 from cachespec.errors import LedgerError
 from cachespec.fanout import Fanout, Lead
 from cachespec.learned import Learned
@@ -143,6 +143,16 @@ class Caching:
             outcome = Outcome(ended_at=now, stop=stop, output_tokens=output, read=read, written=written)
             self._tell("ended", lambda policy: policy.ended(ask, outcome))
 
+    def held(self, held: Held, now: float) -> KeepAlive | None:
+        """Whether and when to keep a prefix alive, as the policy says; a failure of its is logged, and means no."""
+        if self.policy is None:
+            return None
+        try:
+            return self.policy.held(held, now)
+        except Exception:  # noqa: BLE001
+            _log.exception("%r.held failed", self.policy)
+            return None
+
     def _tell(self, name: str, call: Callable[[CachingPolicy], None]) -> None:
         """Tell the policy. It is somebody else's code, and the request is sent: a failure is logged and goes no further."""
         if self.policy is None:
@@ -170,15 +180,16 @@ class Caching:
             return
         if marked and read == 0 and written == 0:
             for key in {*mine, *(key for key, _ in live)}:
-                self.warmth.drop(planned.scope, key)
+                self._drop(sent, key)
             return
         confirmed = None
-        for key, entry in live:
+        for key, planned_on in live:
+            entry = self.warmth.get(planned.scope, key) or planned_on  # others may have told of it meanwhile
             if read and entry.tokens <= read + _tolerance(entry, read):
                 confirmed = key
                 self._renew(sent, key, entry)
             elif key not in mine:
-                self.warmth.drop(planned.scope, key)
+                self._drop(sent, key)
         if read and confirmed is None:
             self._someone_wrote(sent, read)
         for spot in spots:
@@ -186,7 +197,7 @@ class Caching:
             if made is None or spot.tokens <= read:
                 continue
             if written == 0 and spot.tokens > read + _tolerance(made, read):
-                self.warmth.drop(planned.scope, spot.key)
+                self._drop(sent, spot.key)
             else:
                 self.warmth.put(planned.scope, spot.key, replace(made, sure=1.0 if written else 0.9))
         if marked and written is not None and spots and (last := self.warmth.get(planned.scope, spots[-1].key)) is not None:
@@ -197,6 +208,12 @@ class Caching:
         entry = self.warmth.get(planned.scope, key)
         if entry is not None:
             self.warmth.put(planned.scope, key, replace(entry, sure=entry.sure * 0.7))
+
+    def _drop(self, sent: Sent, key: bytes) -> None:
+        """It was not there for this request: forget it, unless one that began later has written or read it."""
+        entry = self.warmth.get(sent.planned.scope, key)
+        if entry is not None and entry.expires_at <= sent.start + _seconds(sent.planned, entry.ttl):
+            self.warmth.drop(sent.planned.scope, key)
 
     def _renew(self, sent: Sent, key: bytes, entry: Entry) -> None:
         """It was read: it lives on from the start of this request."""

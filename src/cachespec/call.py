@@ -12,6 +12,7 @@ from cachespec.answers import parse_answer
 from cachespec.assembly import Assembly
 from cachespec.backends.base import Attempt, Backend
 from cachespec.cache_learning import Caching, Sent
+from cachespec.caching import Outcome as CacheOutcome
 from cachespec.clock import Clock
 from cachespec.decide import Asked, Decider, Verdict, route_error
 from cachespec.decision import Decision, Latency, Offer, Reason
@@ -24,6 +25,7 @@ from cachespec.errors import (
 from cachespec.events import Completion, Retrying
 from cachespec.fanout import LONGEST_S
 from cachespec.finishing import to_the_end
+from cachespec.keepalive import KeepAlives
 from cachespec.learned import Answer, Learned
 from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
 from cachespec.middleware import Chain
@@ -69,6 +71,7 @@ class ClientCall:
         ledger: Ledger,
         caching: Caching,
         learned: Learned,
+        keepalives: KeepAlives,
         retries: RetryRule,
         telemetry: Telemetry,
         middleware: Chain,
@@ -79,7 +82,7 @@ class ClientCall:
     ) -> None:
         self.timeout_s = timeout_s
         self._asked, self._decider, self._backends, self._ledger = asked, decider, backends, ledger
-        self._caching, self._learned = caching, learned
+        self._caching, self._learned, self._keepalives = caching, learned, keepalives
         self._retries, self._telemetry, self._middleware, self._clock = retries, telemetry, middleware, clock
         self._ready, self._sessions = start, sessions
         self._verdict: Verdict | None = None
@@ -118,6 +121,7 @@ class ClientCall:
         self._open = held
         health.started(backend.name, asked.now)
         held.sent = self._caching.sent(verdict.planned, self._clock.time())
+        self._keepalives.used(verdict.planned)
         held.attempt = await backend.open(verdict.request, decision.plan, timeout=left_s)
         self._answered = held
         return held.attempt, held.assembly
@@ -235,6 +239,7 @@ class ClientCall:
         if outcome == "completed":
             calls = [call.id for call in held.assembly.message().tool_calls]
             self._sessions.remember(self._asked.request, backend=held.backend.name, model=held.backend.model, calls=calls)
+            self._keep(held)
         await self._caching.save(self._ledger, self._clock.time())
 
     def _took(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
@@ -259,6 +264,19 @@ class ClientCall:
                 total_ms=max(total_ms - earlier, 0.0),
             )
             learned.answered(answer, now=now)
+
+    def _keep(self, held: _Open) -> None:
+        """What the answer leaves in a cache may be worth keeping alive until the next turn."""
+        if held.sent is not None:
+            finished, usage = held.assembly.finished, held.assembly.usage
+            outcome = CacheOutcome(
+                ended_at=self._clock.time(),
+                stop=None if finished is None else finished.reason,
+                output_tokens=None if usage is None else usage.output,
+                read=None if usage is None else usage.cache_read,
+                written=None if usage is None else usage.written,
+            )
+            self._keepalives.ended(self._asked, held.sent, held.backend, self._caching, outcome)
 
     async def _book(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
         usage, cost = self._spent(held)

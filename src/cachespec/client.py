@@ -28,6 +28,7 @@ from cachespec.decision import Decision
 from cachespec.errors import ConfigError, InputError, StreamStateError
 from cachespec.events import Completion
 from cachespec.generations import FileWatch, Generation, generation
+from cachespec.keepalive import KeepAlives
 from cachespec.learned import Learned
 from cachespec.ledger.base import Ledger
 from cachespec.messages import MessageInput, SystemInput, ToolInput
@@ -109,6 +110,7 @@ class Client:
         self.ledger = wired.ledger
         self._clock = clock or SystemClock()
         self._background = Background(self._clock)
+        self._keepalives = KeepAlives(self.ledger, self._background, self._clock, self._telemetry)
         self._watch = FileWatch(wired.config.path) if watch and wired.config.path is not None else None
         self._retired: list[Backend] = []
         self._memory = Memory()
@@ -480,6 +482,7 @@ class Client:
             ledger=self.ledger,
             caching=now.caching,
             learned=self._learned,
+            keepalives=self._keepalives,
             retries=now.config.retries,
             telemetry=self._telemetry,
             middleware=self._middleware,

@@ -258,7 +258,8 @@ class Plan:
 
     `marks` are the caller's and the planner's breakpoints in wire order; `options` are cache parameters of the body;
     `drop_marks` says that the caller's own marks are left out (``cache="off"``); `ignore` names the parameters that are
-    left out because this backend cannot honour them (``on_unsupported = "drop"``).
+    left out because this backend cannot honour them (``on_unsupported = "drop"``). `prewarm`: only the prompt is read and
+    cached, nothing is generated.
     """
 
     backend: str
@@ -267,6 +268,7 @@ class Plan:
     drop_marks: bool = False
     ignore: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
+    prewarm: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {

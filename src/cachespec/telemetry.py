@@ -85,6 +85,17 @@ class MarksIgnored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAlive:
+    """A request was sent only to keep a cached prefix alive. Tokens as the vendor counted them; `cost` in USD."""
+
+    backend: str
+    model: str
+    read: int | None
+    written: int | None
+    cost: Decimal | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reloaded:
     """A changed configuration was taken up; requests from now on are of this generation."""
 
@@ -101,7 +112,7 @@ class ReloadRefused:
     error: Exception
 
 
-Details: TypeAlias = Decided | AttemptFailed | Settled | BudgetPassed | MarksIgnored | Reloaded | ReloadRefused
+Details: TypeAlias = Decided | AttemptFailed | Settled | BudgetPassed | MarksIgnored | KeptAlive | Reloaded | ReloadRefused
 
 
 class Hook(Protocol):

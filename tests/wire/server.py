@@ -301,7 +301,10 @@ class _Link(asyncio.Protocol):
                 return self._object(400, error_object(api, 400, text=counted), api)
             usage = counted
         if not request.get("stream"):
-            return self._object(200, whole_object(api, spec, _echo(request)), api) and not spec.has("close-idle")
+            whole = whole_object(api, spec, _echo(request))
+            if usage is not None:
+                whole["usage"] = usage(0)
+            return self._object(200, whole, api) and not spec.has("close-idle")
         return await self._stream(api, spec, request, recorded, usage)
 
     def _rejection(self, api: Api, spec: Spec) -> tuple[int, Any, str]:

@@ -15,7 +15,7 @@ import anyio.to_thread
 import httpx2
 
 from cachespec.backends._bounds import Bounds, bounds
-from cachespec.backends._decode import EventDecoder
+from cachespec.backends._decode import EventDecoder, billing_facts
 from cachespec.backends._decode_chat import ChatDecoder
 from cachespec.backends._decode_messages import MessagesDecoder
 from cachespec.backends._decode_responses import ResponsesDecoder
@@ -28,13 +28,16 @@ from cachespec.backends._render_chat import render_chat
 from cachespec.backends._render_messages import render_messages
 from cachespec.backends._render_responses import render_responses
 from cachespec.backends._transport import HostedAttempt, Patience, sdk_error
-from cachespec.backends.base import Capabilities, Estimate, Wire
+from cachespec.backends.base import Capabilities, Estimate, Warmed, Wire
 from cachespec.cache_terms import with_prices
 from cachespec.decision import Belief, Latency, Plan, Reason, TokenEstimate
 from cachespec.errors import (
     ConfigError,
+    InputError,
     MissingDependencyError,
     RequestRejectedError,
+    RequestTimeoutError,
+    ServerError,
     UnsupportedParameterError,
 )
 from cachespec.messages import ImagePart, Message, ToolResultPart
@@ -42,6 +45,7 @@ from cachespec.pricing import Rates, hosted_rates
 from cachespec.prompt import Prompt
 from cachespec.recall import trace
 from cachespec.request import Request
+from cachespec.usage_shapes import usage_from
 
 Headers: TypeAlias = Mapping[str, Any]
 """Header names in lower case; a value of the SDK's `Omit` takes a header out, wherever it came from."""
@@ -207,6 +211,52 @@ class HostedBackend(ABC):
         decoder = _DECODER[self._profile.api](backend=self.name, model=self.model, provider=self.provider)
         decoder.request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
         return HostedAttempt(response, decoder, backend=self.name, model=self.model, warnings=rendered.warnings)
+
+    def cannot_warm(self, request: Request) -> str | None:
+        """See `Warming.cannot_warm`: what the vendors' guides name (2026-11)."""
+        cache = self.capabilities.caching
+        if cache is None or cache.control == "routing" or self._profile.api == "chat":
+            return "this API has no request that only reads a prompt"
+        if self._profile.api != "messages":
+            return None
+        thinking = request.passthrough.get("anthropic", {}).get("thinking") or request.extra.get(self.name, {}).get("thinking")
+        if (request.reasoning is not None and request.reasoning.effort != "none") or thinking:
+            return "not with thinking"
+        if request.response_format is not None and request.response_format.kind == "schema":
+            return "not with an output format"
+        if request.tool_choice is not None and request.tool_choice.mode in ("required", "tool"):
+            return "not with a forced tool choice"
+        return None
+
+    async def warm(self, request: Request, plan: Plan, *, timeout: float) -> Warmed:
+        """See `Warming.warm`. Raises what `open` raises, and ServerError for an answer that is none."""
+        body = self.render(request, replace(plan, prewarm=True)).body
+        module, client = self._connect()
+        limits = httpx2.Timeout(timeout, connect=min(self._connect_timeout, timeout))
+        try:
+            with anyio.fail_after(timeout):
+                response = await client.post(
+                    _PATH[self._profile.api],
+                    cast_to=httpx2.Response,
+                    content=body.encode(),
+                    options={"headers": self._headers, "timeout": limits, "max_retries": 0},
+                    stream=False,
+                    stream_cls=None,
+                )
+        except TimeoutError as error:
+            text = f"nothing came within {timeout:.0f} s"
+            raise RequestTimeoutError(text, backend=self.name, model=self.model) from error
+        except (module.APIError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise sdk_error(error, module, backend=self.name, model=self.model, url=self.base_url) from error
+        try:
+            answer = response.json()
+            counts = answer.get("usage")
+            usage = None if counts is None else usage_from(self._profile.api, counts)
+        except (ValueError, AttributeError, InputError) as error:
+            raise ServerError(f"an answer that is none: {error}", backend=self.name, model=self.model) from error
+        request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
+        facts = billing_facts((counts or {}) if self._profile.api == "messages" else answer)
+        return Warmed(usage=usage, billing=facts, request_id=request_id)
 
     async def aclose(self) -> None:
         client, self._client = self._client, None

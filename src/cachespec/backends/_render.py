@@ -131,7 +131,10 @@ class Renderer:
         self._added.merge_into(body)
         for key, value in self._added.limits.items():
             body[key] = value if self.profile.max_output is None else min(value, self.profile.max_output)
-        body["stream"] = True
+        if self.plan.prewarm:
+            _only_read(body, self.profile.api)
+        else:
+            body["stream"] = True
         text = dumps(body)
         if not text.isascii():
             try:
@@ -139,6 +142,16 @@ class Renderer:
             except UnicodeEncodeError:
                 raise InputError("holds a lone surrogate, which no body can carry", field=_surrogate(self.request)) from None
         return Rendered(body=text, warnings=tuple(self._warnings))
+
+
+def _only_read(body: Body, api: str) -> None:
+    """Have the prompt read and cached, and nothing generated: each vendor's own way to say so (their guides, 2026-11)."""
+    body.pop("stream_options", None)
+    if api == "messages":
+        body["max_tokens"] = 0
+    else:
+        options = body.get("prompt_cache_options")
+        body["prompt_cache_options"] = {**(options if isinstance(options, Mapping) else {}), "prewarm": True}
 
 
 def data_url(part: ImagePart) -> str:

@@ -17,6 +17,7 @@ from cachespec.events import Event
 from cachespec.pricing import Rates
 from cachespec.prompt import Prompt
 from cachespec.request import Request
+from cachespec.usage import Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,26 @@ class Attempt(Protocol):
 
     async def aclose(self) -> None:
         """Stop the upstream and free what the attempt holds: within 100 ms, without waiting for the upstream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmed:
+    """What a request that only had its prompt read and cached was counted as; `billing` as of `ResponseStarted`."""
+
+    usage: Usage | None
+    billing: Mapping[str, str] | None = None
+    request_id: str | None = None
+
+
+@runtime_checkable
+class Warming(Protocol):
+    """A backend that can have a prompt read and cached without generating anything, which renews what is cached of it."""
+
+    def cannot_warm(self, request: Request) -> str | None:
+        """Why this request cannot be sent that way; None: it can."""
+
+    async def warm(self, request: Request, plan: Plan, *, timeout: float) -> Warmed:
+        """Send it, with ``plan.prewarm``, and wait for the answer; `timeout` in seconds. Raises as `Backend.open`."""
 
 
 class Backend(Protocol):
