@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cachespec.caching import CacheAsk, CachePlan, CacheTerms, CachingPolicy, Choice, Held, KeepAlive, Outcome
-from cachespec.replay.simulate import Result, simulate
+from cachespec.replay.result import Result
+from cachespec.replay.simulate import simulate
 from cachespec.replay.traces import Trace, parse_trace
 
 GAPS = (0, 1, 2, 3, 40, 299, 300, 301, 590, 590, 1500, 3599, 3600, 3601, 9000)

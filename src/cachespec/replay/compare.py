@@ -12,7 +12,8 @@ from cachespec.errors import UnknownPluginError
 from cachespec.plugins import create, installed
 from cachespec.replay.bound import Bounds, bounds
 from cachespec.replay.fixed import BASELINES, FAMILIES, fixed_policies
-from cachespec.replay.simulate import Line, Result, simulate
+from cachespec.replay.result import Result
+from cachespec.replay.simulate import Line, simulate
 from cachespec.replay.traces import Trace
 
 Progress = Callable[[str, int], None]

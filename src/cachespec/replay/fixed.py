@@ -5,7 +5,7 @@ They are spelled with their lifetime, ``always:5m``. Families:
 - ``last-message``: the own end.
 - ``always``: the end of tools and system, and the own end.
 - ``previous``: as ``always``, and the last place before the own end: where the longest earlier request ended that is shorter.
-- ``quarters``: whole blocks at the quarters of the prompt.
+- ``quarters``: the places before the own end at the quarters of the prompt: whole blocks, where any may be marked.
 
 Where a vendor finds only entries that end exactly at a mark, they mark the deepest warm prefix as well, as any client would.
 Beside them ``off`` (nothing is cached) and ``caller`` (a trace has no marks of a caller's: what the vendor does by itself).

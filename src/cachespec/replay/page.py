@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cachespec.replay.compare import Comparison
-from cachespec.replay.simulate import Result
+from cachespec.replay.result import Result
 from cachespec.report import bars, lines, page, section, stacked, table
 
 DRAWN_AT_MOST = 5

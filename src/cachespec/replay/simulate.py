@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from cachespec.caching import CacheAsk, CachePlan, CacheTerms, CachingPolicy, Held, KeepAlive, Outcome, Warm
 from cachespec.errors import InputError
 from cachespec.replay.places import Asked, Places
+from cachespec.replay.result import Result, Tally
 from cachespec.replay.traces import Session, Trace, TraceRequest
 from cachespec.replay.vendor import Billed, Place, VendorCache
 
@@ -25,51 +26,10 @@ SESSIONS_APART_S = 3600
 PINGS_AT_MOST = 10_000
 """Keep-alives for one request after which a policy is taken never to stop."""
 POINTS = 120
-"""Points of `Result.curve`, about."""
+"""Points of a result's curve, about."""
 
 Line: TypeAlias = dict[str, Any]
 END, PING = 0, 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a policy's requests and keep-alives were billed. Tokens; `cost` in input tokens at the full price.
-
-    `curve` has, for some numbers of requests done, input tokens and tokens read since the point before.
-    """
-
-    policy: str
-    terms: CacheTerms
-    requests: int
-    input_tokens: int
-    read: int
-    uncached: int
-    writes: Mapping[str, int]
-    pings: int
-    ping_read: int
-    ping_writes: Mapping[str, int]
-    curve: tuple[tuple[int, int, int], ...]
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The cost by what it went for, in input tokens at the full price."""
-        written = {f"write {ttl}": n * self.terms.lifetime(ttl).write for ttl, n in self.writes.items()}
-        again = sum(n * self.terms.lifetime(ttl).write for ttl, n in self.ping_writes.items())
-        return {
-            "uncached": float(self.uncached),
-            **written,
-            "read": self.read * self.terms.read,
-            "keep-alives": self.ping_read * self.terms.read + again,
-        }
-
-    @property
-    def cost(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def relative(self) -> float:
-        """Cost relative to no caching."""
-        return self.cost / self.input_tokens if self.input_tokens else 1.0
 
 
 def simulate(
@@ -85,7 +45,7 @@ def simulate(
 
     Raises InputError where the policy decides what no vendor takes.
     """
-    total = _Total(every=max(1, trace.requests // POINTS), progress=progress)
+    total = Tally(every=max(1, trace.requests // POINTS), progress=progress)
     start = 0.0
     for number, session in enumerate(trace.sessions):
         run = _Run(
@@ -102,62 +62,7 @@ def simulate(
         start += math.ceil(run.through()) + SESSIONS_APART_S
     if progress is not None and total.requests % total.every:
         progress(total.requests)
-    return Result(
-        policy=name,
-        terms=terms,
-        requests=total.requests,
-        input_tokens=total.input_tokens,
-        read=total.read,
-        uncached=total.uncached,
-        writes=total.writes,
-        pings=total.pings,
-        ping_read=total.ping_read,
-        ping_writes=total.ping_writes,
-        curve=total.points(),
-    )
-
-
-@dataclass(slots=True, kw_only=True)
-class _Total:
-    every: int
-    progress: Callable[[int], None] | None
-    requests: int = 0
-    input_tokens: int = 0
-    read: int = 0
-    uncached: int = 0
-    writes: dict[str, int] = field(default_factory=dict)
-    pings: int = 0
-    ping_read: int = 0
-    ping_writes: dict[str, int] = field(default_factory=dict)
-    curve: list[tuple[int, int, int]] = field(default_factory=list)
-
-    def request(self, tokens: int, billed: Billed) -> None:
-        self.requests += 1
-        self.input_tokens += tokens
-        self.read += billed.read
-        self.uncached += billed.uncached
-        for ttl, count in billed.writes:
-            self.writes[ttl] = self.writes.get(ttl, 0) + count
-        if self.requests % self.every == 0:
-            self.curve.append((self.requests, self.input_tokens, self.read))
-            if self.progress is not None:
-                self.progress(self.requests)
-
-    def ping(self, billed: Billed) -> None:
-        self.pings += 1
-        self.ping_read += billed.read
-        for ttl, count in billed.writes:
-            self.ping_writes[ttl] = self.ping_writes.get(ttl, 0) + count
-
-    def points(self) -> tuple[tuple[int, int, int], ...]:
-        """The curve as differences."""
-        ends = (
-            self.curve
-            if self.curve and self.curve[-1][0] == self.requests
-            else [*self.curve, (self.requests, self.input_tokens, self.read)]
-        )
-        starts = [(0, 0, 0), *ends]
-        return tuple((b[0], b[1] - a[1], b[2] - a[2]) for a, b in zip(starts, ends, strict=False))
+    return total.result(name, terms)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -183,7 +88,7 @@ class _Run:
     policy: CachingPolicy
     terms: CacheTerms
     name: str
-    total: _Total
+    total: Tally
     decided: Callable[[Line], None] | None
     number: int
     base: float
