@@ -262,6 +262,29 @@ def test_it_follows_the_text_where_no_fixed_length_can() -> None:
     assert adaptive.seconds < 0.95 * best
 
 
+def test_one_costly_miss_does_not_end_it() -> None:
+    """Without credit it drafts on paper, and what is right there earns the credit back."""
+
+    def one_miss(at: int) -> float:
+        return float(at != 60)
+
+    run = play(Goodput(), table(STEEP), one_miss, tokens=400, says=lambda at: 0.9)
+    missed = next(i for i in range(len(run.lengths)) if sum(run.lengths[: i + 1]) + i >= 60)
+    after = run.lengths[missed + 1 :]
+    assert 0 in after[:3]  # the miss cost all the credit
+    assert max(after) >= 6
+    never = play(Goodput(), table(STEEP), steady(0.6), tokens=400, says=lambda at: 0.9)
+    assert sum(length > 0 for length in never.lengths) <= 0.02 * len(never.lengths)
+
+
+def test_what_is_wanted_is_told_where_only_credit_is_missing() -> None:
+    poor = only(Goodput(), step(candidate(0.5, credit_s=-1.0, previous=0), costs=table(MIDDLE)))
+    assert (poor.length, poor.reason) == (0, "no_gain")
+    assert poor.wanted == only(Goodput(), step(candidate(0.5, previous=0), costs=table(MIDDLE))).length > 0
+    assert only(Goodput(), step(candidate(0.3, credit_s=-1.0, previous=0), costs=table(STEEP))).wanted == 0
+    assert only(Goodput(), step(candidate(0.95), costs=table(MIDDLE))).wanted == 0
+
+
 def test_on_free_text_and_steep_costs_it_stays_at_zero() -> None:
     run = play(Goodput(), table(STEEP), steady(0.3), tokens=400, requests=2)
     assert sum(length > 0 for length in run.lengths) <= 0.01 * len(run.lengths)

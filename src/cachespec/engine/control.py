@@ -29,7 +29,7 @@ PROBING: Final = 0.005
 """Share of decoding's time for probes."""
 ANCHOR_EVERY: Final = 600
 """Steps with drafts after which a few plain ones tell again what drafts are compared with: half a percent of them."""
-_START, _MOST = 1.0, 8.0  # credit of a request at its start, and at most, in tokens decoded plainly
+_START, _MOST = 0.5, 3.0  # credit of a request at its start, and at most, in tokens decoded plainly
 _SAVED_PROBES = 4.0  # probe time that is kept at most, in steps of plain decoding
 
 
@@ -103,10 +103,19 @@ class SpeculationStats:
 _NOTHING: Final = Draft(source="")
 
 
+@dataclass(frozen=True, slots=True)
+class _Paper:
+    """A draft on paper: what it would have cost, and what each token of it that is right would have saved, in seconds."""
+
+    length: int
+    cost: float
+    share: float
+
+
 class Track:
     """One request, as the control sees it."""
 
-    __slots__ = ("credit", "estimates", "idle", "inner", "output", "previous", "shadow", "shadow_at")
+    __slots__ = ("credit", "estimates", "idle", "inner", "output", "paper", "previous", "shadow", "shadow_at")
 
     def __init__(self, inner: Any, estimates: dict[str, RequestEstimate], output: int) -> None:
         self.inner, self.estimates, self.output = inner, estimates, output
@@ -115,6 +124,7 @@ class Track:
         self.idle: Choice | None = None  # what the policy chose when there was nothing to draft
         self.shadow: Draft | None = None
         self.shadow_at = 0
+        self.paper: _Paper | None = None  # the beginning of the shadow that would have been drafted with more credit
 
 
 class SpeculationControl:
@@ -180,8 +190,8 @@ class SpeculationControl:
                 drafting = True
             elif not hint.tokens:
                 track.idle = None if hint.pending else choice
-            elif track.shadow is None:
-                track.shadow, track.shadow_at = hint, 0
+            elif track.shadow is None or (choice.wanted and track.paper is None):
+                track.shadow, track.shadow_at, track.paper = hint, 0, self._on_paper(len(tracks), choice.wanted)
         drafts = self._draft(tracks, hints, choices) if drafting else [self._empty[hint.source] for hint in hints]
         self._planning = self._clock() - began
         return [
@@ -195,6 +205,14 @@ class SpeculationControl:
             if hint.tokens or hint.pending or track.idle is None:
                 return None
         return [Plan(draft=h, choice=t.idle) for t, h in zip(tracks, hints, strict=True) if t.idle is not None]
+
+    def _on_paper(self, batch: int, wanted: int) -> _Paper | None:
+        """A draft that there was no credit for."""
+        if not wanted or self._costs is None:
+            return None
+        table = self._costs.table
+        plain = table.seconds(batch, batch)
+        return _Paper(wanted, table.seconds(batch, batch + wanted) - plain, plain / batch)
 
     def step(self, tracks: Sequence[Track], hints: Sequence[Draft], remaining: Sequence[int]) -> Step:
         """What the policy is asked."""
@@ -287,7 +305,7 @@ class SpeculationControl:
     def _score(self, track: Track, plan: Plan, outcome: Outcome) -> None:
         draft = plan.draft
         if draft.tokens:
-            track.shadow = None
+            track.shadow = track.paper = None
             counts = self._counts[draft.source]
             counts.update(drafted=len(draft.tokens), accepted=outcome.accepted, steps=1)
             estimate = track.estimates[draft.source]
@@ -304,6 +322,12 @@ class SpeculationControl:
             right = shadow.tokens[at] == token
             track.estimates[shadow.source].score(at, shadow.confidence[at], right)
             track.shadow_at += 1
+            paper = track.paper
+            if paper is not None and (not right or track.shadow_at == paper.length):
+                credit, most = track.credit or 0.0, _MOST * paper.share
+                saved = (at + right) * paper.share - paper.cost
+                track.credit = min(max(credit + saved, min(credit, -most)), most)
+                track.paper = None
             if not right or track.shadow_at == len(shadow.tokens):
                 track.shadow = None
                 break

@@ -149,11 +149,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How many tokens to draft, and why. `gain` is the step's expected tokens a second over those of plain decoding."""
+    """How many tokens to draft, and why. `gain` is the step's expected tokens a second over those of plain decoding.
+
+    `wanted`: how many it would have been with more credit, where it is none for the lack of it. They are then drafted on
+    paper: what they would have saved or lost changes the credit.
+    """
 
     length: int
     reason: ReasonCode
     gain: float | None = None
+    wanted: int = 0
 
 
 class AcceptancePolicy(Protocol):

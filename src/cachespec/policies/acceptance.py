@@ -17,7 +17,7 @@ _ENTER = 1.04
 """Gain from which speculation is taken up again after a step without: noise alone must not switch it."""
 _SURE = 1.5
 """Time expected to be saved, over time spent, from which a draft is tried whatever was lost before."""
-_DOUBT = 0.2
+_DOUBT = 0.15
 """No draft is taken to fail less often than this, when its risk is weighed."""
 
 
@@ -48,7 +48,7 @@ class Goodput:
 
     Within a batch each further token goes to the sequence where it survives most probably, as long as the whole call gains
     by it. Losses are bounded: what a draft costs, weighed with the doubt about its first token, must be within the request's
-    credit, unless it promises much more than that. Where only trying can tell whether it would pay, a short probe is made
+    credit, unless it promises much more than that. Without credit it is drafted on paper, which may earn it. Where only trying can tell whether it would pay, a short probe is made
     when there is time for one.
 
     Args:
@@ -73,33 +73,38 @@ class Goodput:
         if step.anchor:
             return [Choice(length=0, reason=reason or "eval_required", gain=1.0) for reason in barred]
         least = 1.0 if any(c.previous for c in candidates) else _ENTER
-        lengths, gain = [0] * len(candidates), 1.0
+        lengths, gain, wanted = [0] * len(candidates), 1.0, [0] * len(candidates)
         if _promises(step, costs, self.max_length) >= least:
-            found = self._within_credit(step, [0 if reason else self.max_length for reason in barred], costs, least)
-            lengths, gain = (lengths, gain) if found is None else found
+            wanted, hoped = _allocate(step, [0 if reason else self.max_length for reason in barred], costs)
+            if hoped < least:
+                wanted = lengths
+            else:
+                lengths, gain = self._within_credit(step, wanted, hoped, costs, least)
         probed = self._probe(step, barred, lengths, costs)
         result = []
         for i, (length, reason) in enumerate(zip(lengths, barred, strict=True)):
             if i == probed:
                 result.append(Choice(length=1, reason="eval_required", gain=gain))
-            elif not length and reason is None and gain == 1.0:
+            elif not length and reason is None and gain == 1.0 and not wanted[i]:
                 result.append(_NO_GAIN)
             else:
-                result.append(Choice(length=length, reason=reason or ("gain" if length else "no_gain"), gain=gain))
+                reason = reason or ("gain" if length else "no_gain")
+                result.append(Choice(length=length, reason=reason, gain=gain, wanted=0 if length else wanted[i]))
         return result
 
     def _within_credit(
-        self, step: Step, limits: Sequence[int], costs: CostTable, least: float
-    ) -> tuple[list[int], float] | None:
-        """The best lengths that limits and the requests' credit allow, and their gain; None: they do not gain enough."""
-        lengths, gain = _allocate(step, limits, costs)
-        if gain < least:
-            return None
-        batch = len(limits)
-        credit = [self._allowed(c, batch, costs) if most else 0 for c, most in zip(step.candidates, limits, strict=True)]
-        if any(length > most for length, most in zip(lengths, credit, strict=True)):
-            lengths, gain = _allocate(step, credit, costs)
-        return (lengths, gain) if gain >= least else None
+        self, step: Step, wanted: list[int], gain: float, costs: CostTable, least: float
+    ) -> tuple[list[int], float]:
+        """The best lengths that the requests' credit allows, and their gain; where that is not enough, none.
+
+        `wanted`, with `gain`, are the best that there are.
+        """
+        batch = len(wanted)
+        credit = [self._allowed(c, batch, costs) if length else 0 for c, length in zip(step.candidates, wanted, strict=True)]
+        if all(length <= most for length, most in zip(wanted, credit, strict=True)):
+            return wanted, gain
+        lengths, gain = _allocate(step, credit, costs)
+        return (lengths, gain) if gain >= least else ([0] * batch, 1.0)
 
     def _allowed(self, candidate: Candidate, batch: int, costs: CostTable) -> int:
         """The longest draft that the request's credit covers, or that promises so much that it needs none."""
