@@ -48,8 +48,8 @@ class Goodput:
 
     Within a batch each further token goes to the sequence where it survives most probably, as long as the whole call gains
     by it. Losses are bounded: what a draft costs, weighed with the doubt about its first token, must be within the request's
-    credit, unless it promises much more than that. Without credit it is drafted on paper, which may earn it. Where only trying can tell whether it would pay, a short probe is made
-    when there is time for one.
+    credit, unless it promises much more than that. Without credit it is drafted on paper, which may earn it. Where only trying
+    can tell whether it would pay, a short probe is made when there is time for one.
 
     Args:
         min_acceptance: floor of acceptance; below it nothing is drafted, whatever the costs are.
