@@ -104,7 +104,8 @@ class Caching:
         if planned.route is not None:
             self.keys.sent(None if planned.ask is None else planned.ask.tenant, planned.route, now)
         if planned.ask is not None:
-            ask = replace(planned.ask, now=now)
+            # The same ask throughout: a policy knows a request again by it. It was planned milliseconds ago.
+            ask = planned.ask
             self._tell("sent", lambda policy: policy.sent(ask, planned.choice))
         return sent
 

@@ -492,6 +492,7 @@ async def test_the_policy_is_told_of_every_request_and_how_it_ended(vendor: Vend
             pass
     ask, outcome = policy.told[0]
     assert (ask.tenant, ask.session, ask.traffic, ask.input_types) == ("t", "s", ("b", "x"), ("text",))
+    assert all(told is sent for (told, _), sent in zip(policy.told, policy.asks, strict=True))
     assert [p.kind for p in ask.prefixes] == ["system", "end"]
     assert (outcome.stop, outcome.read, outcome.written) == ("stop", 0, vendor.rules.log[0][3])
     assert outcome.output_tokens == 5
