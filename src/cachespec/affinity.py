@@ -29,6 +29,7 @@ class Kept:
 
     backend: str
     model: str
+    response_id: str | None
     reasoning: Reasoning | None
     tool_choice: ToolChoice | None
     response_format: ResponseFormat | None
@@ -40,13 +41,15 @@ class Kept:
 class Resumed:
     """A request with what its session has set, the backend that answered before, and what it changes nevertheless.
 
-    `tool_loop`: its newest message holds the results of tools that `previous_backend` called.
+    `tool_loop`: its newest message holds the results of tools that `previous_backend` called. `previous_response` is the
+    vendor's id of the session's last answer there.
     """
 
     request: Request
     previous_backend: str | None = None
     changed: tuple[str, ...] = ()
     tool_loop: bool = False
+    previous_response: str | None = None
 
 
 class Sessions:
@@ -77,7 +80,13 @@ class Sessions:
         if (reasoning, extra, passthrough) != (request.reasoning, request.extra, request.passthrough):
             request = replace(request, reasoning=reasoning, extra=extra, passthrough=passthrough)
         previous = kept.backend if caller is None else caller
-        return Resumed(request=request, previous_backend=previous, changed=tuple(changed), tool_loop=caller is not None)
+        return Resumed(
+            request=request,
+            previous_backend=previous,
+            changed=tuple(changed),
+            tool_loop=caller is not None,
+            previous_response=kept.response_id if previous == kept.backend else None,
+        )
 
     def _caller(self, request: Request) -> str | None:
         """The backend whose tool calls are answered by the newest message; None where it answers none that we know."""
@@ -85,8 +94,10 @@ class Sessions:
         results = [part for part in newest if isinstance(part, ToolResultPart)]
         return next((name for part in results if (name := self._calls.get(part.id)) is not None), None)
 
-    def remember(self, request: Request, *, backend: str, model: str, calls: Iterable[str] = ()) -> None:
-        """A request was answered; `calls` are the ids of the tool calls in the answer."""
+    def remember(
+        self, request: Request, *, backend: str, model: str, calls: Iterable[str] = (), response_id: str | None = None
+    ) -> None:
+        """A request was answered; `calls` are the ids of the tool calls in the answer, `response_id` the vendor's own."""
         for call in calls:
             self._calls[call] = backend
             self._calls.move_to_end(call)
@@ -97,6 +108,7 @@ class Sessions:
         self._kept[request.session_id] = Kept(
             backend=backend,
             model=model,
+            response_id=response_id,
             reasoning=request.reasoning,
             tool_choice=request.tool_choice,
             response_format=request.response_format,

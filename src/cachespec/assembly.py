@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cachespec.events import (
+    CacheDiagnosed,
     Event,
     Finished,
     LogprobsReported,
@@ -61,6 +62,7 @@ class Assembly:
         self.started: ResponseStarted | None = None
         self.finished: Finished | None = None
         self.usage: Usage | None = None
+        self.diagnosed: CacheDiagnosed | None = None
         self.busy_s: float | None = None
         self.billing: Mapping[str, str] | None = None
         self._scores: list[TokenLogprob] | None = None
@@ -101,6 +103,8 @@ class Assembly:
         elif isinstance(event, LogprobsReported):
             self._scores = [] if self._scores is None else self._scores
             self._scores += event.tokens
+        elif isinstance(event, CacheDiagnosed):
+            self.diagnosed = event
         elif isinstance(event, ReasoningFinished):
             self._reasoning_block(event.index).part = event.part
         elif isinstance(event, ResponseStarted):
@@ -165,6 +169,7 @@ class Assembly:
                 request_id=old.request_id or event.request_id,
                 model=event.model or old.model,
                 billing=self.billing,
+                response_id=old.response_id or event.response_id,
             )
         self.started = event
 

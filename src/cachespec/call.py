@@ -238,7 +238,9 @@ class ClientCall:
         await self._book(held, outcome, ttft_ms=ttft_ms, total_ms=total_ms)
         if outcome == "completed":
             calls = [call.id for call in held.assembly.message().tool_calls]
-            self._sessions.remember(self._asked.request, backend=held.backend.name, model=held.backend.model, calls=calls)
+            name, model, started = held.backend.name, held.backend.model, held.assembly.started
+            answer = None if started is None else started.response_id
+            self._sessions.remember(self._asked.request, backend=name, model=model, calls=calls, response_id=answer)
             self._keep(held)
         await self._caching.save(self._ledger, self._clock.time())
 
@@ -370,5 +372,6 @@ class ClientCall:
             decision=verdict.decision,
             warnings=tuple(dict.fromkeys(notes)),
             logprobs=assembly.logprobs,
+            cache_diagnosis=assembly.diagnosed,
         )
         return done if finished is None else self._middleware.completion(self._asked.request, done)

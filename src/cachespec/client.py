@@ -23,12 +23,12 @@ from cachespec.background import Background
 from cachespec.call import ClientCall
 from cachespec.clock import Clock, SystemClock
 from cachespec.config import Config, load_config
-from cachespec.decide import Asked, Verdict
+from cachespec.decide import Asked, Verdict, route_error
 from cachespec.decision import Decision
 from cachespec.errors import ConfigError, InputError, StreamStateError
 from cachespec.events import Completion
 from cachespec.generations import FileWatch, Generation, generation
-from cachespec.keepalive import KeepAlives
+from cachespec.keepalive import KeepAlives, Prewarmed
 from cachespec.learned import Learned
 from cachespec.ledger.base import Ledger
 from cachespec.messages import MessageInput, SystemInput, ToolInput
@@ -448,6 +448,47 @@ class Client:
         )
         return self.plan_request(request).decision
 
+    async def prewarm(
+        self,
+        prompt: str | Sequence[MessageInput] | None = None,
+        *,
+        messages: Sequence[MessageInput] | None = None,
+        system: SystemInput | None = None,
+        tools: Sequence[ToolInput] | None = None,
+        model: str | None = None,
+        tenant: str | None = None,
+        session_id: str | None = None,
+        tags: Sequence[str] | None = None,
+        extra: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Prewarmed:
+        """Have a vendor cache what the coming requests share, before the first of them: tools, system, documents.
+
+        Give it what they have in common, as `stream` takes it; the newest message, where one is given, is not part of it. A
+        real request that generates nothing is sent to the backend that would be chosen, where its model has such a request,
+        the prefix is cold, and the caching policy expects it to be read again; it goes through the ledger. Otherwise nothing is
+        sent, and the answer says why. Raises what `stream` raises when it is entered.
+        """
+        await self.start()
+        request = build_request(
+            prompt if prompt is not None or messages is not None else ".",
+            messages=messages,
+            system=system,
+            tools=tools,
+            model=model,
+            tenant=tenant,
+            session_id=session_id,
+            tags=tags,
+            extra=extra,
+            memory=self._memory,
+        )
+        asked, now = self._ask(request), self._now
+        await now.decider.refresh(asked)
+        verdict = now.decider.decide(asked)
+        if verdict.planned is None:
+            raise route_error(verdict)
+        backend = now.backends[verdict.planned.backend]
+        return await self._keepalives.prewarm(asked, verdict.planned, backend, now.caching)
+
     def session(
         self,
         *,
@@ -515,6 +556,7 @@ class Client:
             timeout_s=timeout,
             previous_backend=resumed.previous_backend,
             tool_loop=resumed.tool_loop,
+            previous_response=resumed.previous_response,
             changed=resumed.changed,
         )
 

@@ -13,6 +13,7 @@ from decimal import Decimal
 from hashlib import blake2b
 from random import random
 from time import perf_counter
+from typing import Any
 
 from cachespec.backends.base import Backend
 from cachespec.cache_plan import CachePlanner, Planned
@@ -73,7 +74,8 @@ class Settings:
 class Asked:
     """A request made ready once: its alias, its candidates, its prompt, and the budgets it falls under.
 
-    `changed` says which parameters of its session, that are part of what is cached, it changes.
+    `changed` says which parameters of its session, that are part of what is cached, it changes; `previous_response` is the
+    vendor's id of the session's last answer.
     """
 
     request: Request
@@ -82,6 +84,7 @@ class Asked:
     candidates: tuple[str, ...]
     budgets: tuple[Applied, ...]
     changed: tuple[str, ...] = ()
+    previous_response: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +155,7 @@ class Decider:
         timeout_s: float | None,
         previous_backend: str | None,
         tool_loop: bool = False,
+        previous_response: str | None = None,
         changed: tuple[str, ...] = (),
     ) -> Asked:
         """Make a request ready. Raises InputError for a model or an `extra` that names nothing."""
@@ -178,7 +182,15 @@ class Decider:
         )
         budgets = applied(self._settings.budgets, ask)
         prompt = build_prompt(request)
-        return Asked(request=request, prompt=prompt, ask=ask, candidates=candidates, budgets=budgets, changed=changed)
+        return Asked(
+            request=request,
+            prompt=prompt,
+            ask=ask,
+            candidates=candidates,
+            budgets=budgets,
+            changed=changed,
+            previous_response=previous_response,
+        )
 
     async def refresh(self, asked: Asked) -> None:
         """Read the state of the budgets the request falls under; deciding itself reads nothing."""
@@ -206,7 +218,7 @@ class Decider:
         best = ranked[0] if ranked else None
         chosen = {o.backend for o in ranked}
         rest = [_left_out(o) if o.eligible else o for o in offers if o.backend not in chosen]
-        planned = None if best is None else plans[best.backend]
+        planned = None if best is None else self._diagnosing(plans[best.backend], asked)
         plan = None if planned is None else planned.plan
         decision = Decision(
             chosen=None if best is None else best.backend,
@@ -221,6 +233,21 @@ class Decider:
         warnings = tuple(f"{decision.chosen} cannot honour {name}; it was left out (on_unsupported)" for name in dropped)
         speed = None if best is None else own[best.backend]
         return Verdict(decision=decision, request=request, errors=errors, warnings=warnings, planned=planned, own=speed)
+
+    def _diagnosing(self, planned: Planned, asked: Asked) -> Planned:
+        """With the question why the prompt missed its cache, where the backend is told to ask and there is a session."""
+        plan, whose = planned.plan, self._backends[planned.plan.backend].capabilities.diagnoses
+        if whose is None or asked.ask.session_id is None or asked.request.cache == "off":
+            return planned
+        before = asked.previous_response if asked.ask.previous_backend == plan.backend else None
+        if whose == "anthropic":
+            more: dict[str, Any] = {"diagnostics": {"previous_message_id": before}}
+        elif before is None:
+            return planned
+        else:
+            options = plan.options.get("prompt_cache_options") or {}
+            more = {"prompt_cache_options": {**options, "comparison_response_id": before}}
+        return replace(planned, plan=replace(plan, options={**plan.options, **more}))
 
     def _rank(self, ask: Ask, eligible: Sequence[Offer]) -> list[Offer]:
         """The policy's order, which is somebody else's code: what it does wrong is an error that names it."""

@@ -113,11 +113,13 @@ class ResponseStarted:
     """The backend took the request: its id, the model that answers (as the vendor names it), and billing facts.
 
     `billing` holds what the price depends on beside the usage, e.g. ``{"service_tier": "flex"}`` (of the *response*).
+    `response_id` is the vendor's id of the answer itself, by which a later request can name it.
     """
 
     request_id: str | None = None
     model: str | None = None
     billing: Mapping[str, str] | None = None
+    response_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,15 @@ class ReasoningFinished:
 
     index: int
     part: ReasoningPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheDiagnosed:
+    """The vendor's own word on why a prompt missed its cache: `reason` as the vendor calls it (``hit`` where it did not
+    miss, ``pending`` where it cannot say yet), and the input tokens it says were lost. Only where it was asked for."""
+
+    reason: str
+    missed_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +162,7 @@ Event: TypeAlias = (
     | Retrying
     | ResponseStarted
     | ReasoningFinished
+    | CacheDiagnosed
     | Finished
 )
 
@@ -159,6 +171,7 @@ Event: TypeAlias = (
 class Completion:
     """A finished answer. Costs are USD; times are milliseconds since the stream was entered.
 
+    `cache_diagnosis` is the vendor's own word on a cache miss, where it was asked (`diagnostics` of the backend).
     `usage` is None when the backend reported none; `cost` is then the ledger's estimate and `estimated` True. `cost` is
     None when the price is not known. `message` can be appended to `messages` as it is. `logprobs` are those of the
     answer's tokens where they were asked for (`LogprobsReported`), else None.
@@ -180,6 +193,7 @@ class Completion:
     decision: Decision
     warnings: tuple[str, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
+    cache_diagnosis: CacheDiagnosed | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form that ``cachespec complete --json`` prints; with ``logprobs`` where there are any."""

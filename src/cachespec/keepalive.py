@@ -28,13 +28,25 @@ from cachespec.policies.budgets import accounts, applied
 from cachespec.pricing import Rates
 from cachespec.request import Request
 from cachespec.telemetry import KeptAlive, Telemetry
-from cachespec.usage import Cost
+from cachespec.usage import Cost, Usage
 
 MOST = 1_000
 """Keep-alives planned at a time; past that, none is added."""
 TIMEOUT_S = 60.0
 _RENEWED_S = 1.0
 _log = logging.getLogger("cachespec")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prewarmed:
+    """What `Client.prewarm` did: `sent` or not, and why (`reason`). `tokens` is the prefix, `cost` USD; None: not known."""
+
+    backend: str | None
+    sent: bool
+    reason: str
+    tokens: int | None = None
+    usage: Usage | None = None
+    cost: Decimal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +82,35 @@ class KeepAlives:
         if backend.cannot_warm(planned.prompt.request) is None:
             ask = replace(planned.ask, now=sent.start)
             self._consider(Kept(asked=asked, planned=planned, backend=backend, caching=caching, ask=ask, outcome=outcome))
+
+    async def prewarm(self, asked: Asked, planned: Planned, backend: Backend, caching: Caching) -> Prewarmed:
+        """Have the deepest prefix that the plan marks before the newest message cached now, where that pays.
+
+        Raises what `warm` raises.
+        """
+        name = planned.backend
+        if not isinstance(backend, Warming):
+            return Prewarmed(backend=name, sent=False, reason="it has no request that only reads a prompt")
+        if (problem := backend.cannot_warm(planned.prompt.request)) is not None:
+            return Prewarmed(backend=name, sent=False, reason=problem)
+        last = len(planned.prompt.segments) - 1
+        spots = [spot for spot in planned.spots if spot.place is not None and spot.index < last]
+        if not spots:
+            why = "; ".join(reason.detail for reason in planned.plan.reasons) or "nothing that is expected to be read again"
+            return Prewarmed(backend=name, sent=False, reason=f"nothing to mark: {why}")
+        spot, now = spots[-1], self._clock.time()
+        entry = caching.warmth.get(planned.scope, spot.key)
+        if entry is not None and entry.live(now):
+            left = entry.expires_at - now
+            return Prewarmed(backend=name, sent=False, reason=f"warm already, for {left:.0f} s", tokens=spot.tokens)
+        sent = caching.sent(replace(planned, spots=(spot,), ask=None), now)
+        warmed: Warmed | None = None
+        try:
+            warmed, cost = await self.warm(asked, planned, backend, spot.place or 0, spot.ttl)
+            caching.began(sent, self._clock.time())
+        finally:
+            caching.ended(sent, usage=None if warmed is None else warmed.usage, stop=None, now=self._clock.time())
+        return Prewarmed(backend=name, sent=True, reason="cached", tokens=spot.tokens, usage=warmed.usage, cost=cost.amount)
 
     def _consider(self, kept: Kept) -> None:
         now, planned, warmth = self._clock.time(), kept.planned, kept.caching.warmth

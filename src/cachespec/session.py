@@ -7,7 +7,8 @@ before it, and what is cached stays of use.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,6 +16,8 @@ from cachespec.errors import InputError, StreamStateError
 from cachespec.events import Completion, Event
 from cachespec.messages import Message, MessageInput, SystemInput, ToolInput
 from cachespec.request import Request, build_request
+from cachespec.usage import Usage, exact, money_text
+from cachespec.why import Why, why
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,6 +25,45 @@ if TYPE_CHECKING:
     from cachespec.client import Client
     from cachespec.decision import Decision
     from cachespec.stream import ResponseStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheTurn:
+    """What the cache did for one turn of a session, against the turn before it. Tokens; None where nobody reported.
+
+    Attributes:
+        turn: counted from 0.
+        expected_read: what the decision expected to be read; `read` and `written` are the vendor's counts.
+        reusable: tokens of the turn before, all of which a cache could have had.
+        lost: of those, what was not read.
+        why: where this turn's prompt parts from the last one's (`cachespec.why`), with the vendor's reason where it was asked.
+        price: what the loss cost, in USD: those tokens at the price they were billed at, less the price of reading them.
+    """
+
+    turn: int
+    backend: str
+    model: str
+    expected_read: int | None
+    read: int | None
+    written: int | None
+    reusable: int | None
+    lost: int | None
+    why: Why | None
+    price: Decimal | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "turn": self.turn,
+            "backend": self.backend,
+            "model": self.model,
+            "expected_read": self.expected_read,
+            "read": self.read,
+            "written": self.written,
+            "reusable": self.reusable,
+            "lost": self.lost,
+            "why": None if self.why is None else self.why.to_dict(),
+            "price": money_text(self.price),
+        }
 
 
 class Session:
@@ -46,11 +88,61 @@ class Session:
         self._system, self._tools, self._model, self._tenant, self._tags = system, tools, model, tenant, tags
         self._messages: tuple[Message, ...] = ()
         self._busy = False
+        self._turns: list[tuple[Request, Completion]] = []
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The history: every finished turn's messages and answer."""
         return self._messages
+
+    def cache_report(self) -> tuple[CacheTurn, ...]:
+        """What the cache did for each turn, and where one turn's prompt parted from the last one's."""
+        return tuple(self._report(i) for i in range(len(self._turns)))
+
+    def _report(self, i: int) -> CacheTurn:
+        request, done = self._turns[i]
+        usage, offer = done.usage, next((c for c in done.decision.candidates if c.backend == done.backend), None)
+        read, written = (None, None) if usage is None else (usage.cache_read, usage.written)
+        reusable = lost = None
+        found, price = None, None
+        if i > 0:
+            earlier, before = self._turns[i - 1]
+            said = done.cache_diagnosis
+            reason = None if said is None else said.reason
+            found = why(earlier, request, vendor_reason=reason)
+            same = before.backend == done.backend
+            reusable = before.usage.input_tokens if same and before.usage is not None else None if same else 0
+            lost = None if reusable is None or read is None else max(reusable - read, 0)
+            price = self._price(done, lost)
+        return CacheTurn(
+            turn=i,
+            backend=done.backend,
+            model=done.model,
+            expected_read=None if offer is None else offer.tokens.cache_read,
+            read=read,
+            written=written,
+            reusable=reusable,
+            lost=lost,
+            why=found,
+            price=price,
+        )
+
+    def _price(self, done: Completion, lost: int | None) -> Decimal | None:
+        """What `lost` tokens cost beyond reading them: they were written anew as far as anything was, else just read in."""
+        backend, usage = self._client.backends.get(done.backend), done.usage
+        rates = None if backend is None else backend.rates
+        if rates is None or usage is None or lost is None or backend is None or backend.capabilities.local:
+            return None
+        writes = {ttl: n for ttl, n in (usage.cache_write or {}).items() if n}
+        written = min(lost, sum(writes.values()))
+        dearest = max(writes, key=lambda ttl: writes[ttl]) if writes else None
+        paid = Usage(uncached=lost - written, cache_read=0, cache_write={} if dearest is None else {dearest: written}, output=0)
+        read = Usage(uncached=0, cache_read=lost, cache_write={}, output=0)
+        amounts = [rates.cost(u, busy_s=None, billing=None).amount for u in (paid, read)]
+        if amounts[0] is None or amounts[1] is None:
+            return None
+        with exact():
+            return amounts[0] - amounts[1]
 
     def stream(
         self,
@@ -142,7 +234,9 @@ class SessionStream:
             done = self._stream.completion
             if done is not None:
                 session = self._session
-                session._messages = (*session._messages, *self._new.messages, done.message)
+                sent = replace(self._new, messages=(*session._messages, *self._new.messages))
+                session._turns.append((sent, done))
+                session._messages = (*sent.messages, done.message)
             self._session._busy = False
 
     def __aiter__(self) -> AsyncIterator[Event]:

@@ -142,7 +142,7 @@ def test_what_has_no_deltas_is_taken_from_the_finished_item_once() -> None:
 def test_only_a_terminal_event() -> None:
     message = {"type": "message", "id": "m", "content": [{"type": "output_text", "text": "hi"}]}
     events = decode("responses", response("completed", output=[message], usage=USAGE))
-    assert events[0] == ResponseStarted(request_id="r1", model="m1")
+    assert events[0] == ResponseStarted(request_id="r1", response_id="r1", model="m1")
     assert (text(events), finish(events)) == ("hi", "stop")
 
 
@@ -170,7 +170,10 @@ def test_a_server_that_numbers_nothing_and_names_its_model_last() -> None:
         ToolCallDelta(0, "", "", "{}"),
     ]
     started = [e for e in events if isinstance(e, ResponseStarted)]
-    assert started == [ResponseStarted(request_id="r1"), ResponseStarted(request_id="r1", model="m1")]
+    assert started == [
+        ResponseStarted(request_id="r1", response_id="r1"),
+        ResponseStarted(request_id="r1", response_id="r1", model="m1"),
+    ]
 
 
 def test_a_refusal() -> None:

@@ -66,7 +66,7 @@ EXPECTED: dict[str, list[Event]] = {
         usage(104, 896, None, 40, 31),
     ],
     "responses_text": [
-        ResponseStarted(request_id="resp_1", model="gpt-6-luna-2026-08-01"),
+        ResponseStarted(request_id="resp_1", response_id="resp_1", model="gpt-6-luna-2026-08-01"),
         ReasoningDelta("First."),
         ReasoningDelta("\n\nThen — ça."),
         thought(
@@ -77,12 +77,14 @@ EXPECTED: dict[str, list[Event]] = {
         ),
         TextDelta("Héllo", 1),
         TextDelta(" 🙂", 1),
-        ResponseStarted(request_id="resp_1", model="gpt-6-luna-2026-08-01", billing={"service_tier": "flex"}),
+        ResponseStarted(
+            request_id="resp_1", response_id="resp_1", model="gpt-6-luna-2026-08-01", billing={"service_tier": "flex"}
+        ),
         usage(52, 2048, {"30m": 800, "12h": 100}, 25, 18),
         Finished(reason="stop"),
     ],
     "responses_tools": [
-        ResponseStarted(request_id="resp_2", model="gpt-6-luna"),
+        ResponseStarted(request_id="resp_2", response_id="resp_2", model="gpt-6-luna"),
         ToolCallDelta(0, "call_a", "get_weather", ""),
         ToolCallDelta(1, "call_b", "get_time", ""),
         ToolCallDelta(0, "", "", '{"city": "Zü'),
@@ -92,7 +94,12 @@ EXPECTED: dict[str, list[Event]] = {
         Finished(reason="tool_calls"),
     ],
     "messages_text": [
-        ResponseStarted(request_id="msg_01", model="claude-sonnet-5-5", billing={"service_tier": "standard", "speed": "fast"}),
+        ResponseStarted(
+            request_id="msg_01",
+            response_id="msg_01",
+            model="claude-sonnet-5-5",
+            billing={"service_tier": "standard", "speed": "fast"},
+        ),
         usage(6, 0, {"5m": 2000, "1h": 8000}, None),
         ReasoningDelta("Hmm — "),
         ReasoningDelta("ja."),
@@ -104,7 +111,7 @@ EXPECTED: dict[str, list[Event]] = {
         Finished(reason="stop"),
     ],
     "messages_tools": [
-        ResponseStarted(request_id="msg_02", model="claude-haiku-5-5"),
+        ResponseStarted(request_id="msg_02", response_id="msg_02", model="claude-haiku-5-5"),
         usage(80, None, None, None),
         ToolCallDelta(0, "toolu_a", "get_weather", ""),
         ToolCallDelta(0, "", "", '{"city": "Zü'),

@@ -60,9 +60,8 @@ def bounds(prompt: Prompt, profile: Profile, found: Added) -> Bounds:
     (_, tools), remote = trace(request.tools, _of_tool, (0, 0))
     unknown: dict[str, None] = dict.fromkeys((*named, *remote))
     around = BASE + len(prompt.segments) * PER_SEGMENT + (prompt.images + inside) * PER_IMAGE + tools
-    for name, why in _FIELDS.items():
-        if fields.get(name):
-            unknown[f"{name}: {why}"] = None
+    if fields:
+        unknown |= {f"{name}: {why}": None for name, why in _FIELDS.items() if fields.get(name)}
     limit = output_limit(request.max_output_tokens, profile, found)
     if limit is None:
         unknown["max_output_tokens: no limit was given"] = None

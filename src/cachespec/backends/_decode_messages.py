@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from cachespec.backends._decode import EventDecoder, Object, billing_facts, name_of_call, string, text_or_none
 from cachespec.events import (
+    CacheDiagnosed,
     Event,
     Finished,
     ReasoningDelta,
@@ -58,6 +59,7 @@ class MessagesDecoder(EventDecoder):
         self._model: str | None = None
         self._reason: str | None = None
         self._called = False
+        self._response_id: str | None = None
 
     def payload(self, payload: Object, name: str | None, out: list[Event]) -> None:
         kind = payload.get("type") or name or ("error" if payload.get("error") else "")
@@ -70,7 +72,9 @@ class MessagesDecoder(EventDecoder):
             return False
         self.request_id = self.request_id or text_or_none(payload.get("id"))
         self._model = text_or_none(payload.get("model"))
+        self._response_id = text_or_none(payload.get("id"))
         self._started(payload.get("usage") or {}, out)
+        self._diagnosed(payload.get("diagnostics"), out)
         for index, block in enumerate(payload["content"]):
             self._block_start({"index": index, "content_block": block}, out)
             self._block_stop({"index": index}, out)
@@ -83,12 +87,28 @@ class MessagesDecoder(EventDecoder):
         self.request_id = self.request_id or text_or_none(message.get("id"))
         self._model = text_or_none(message.get("model"))
         usage = message.get("usage") or {}
+        self._response_id = text_or_none(message.get("id"))
         self._started(usage, out)
+        self._diagnosed(message.get("diagnostics"), out)
         # What is said of the output before there is any is no count of it.
         self._count({key: value for key, value in usage.items() if not key.startswith("output_tokens")}, out)
 
     def _started(self, usage: Object, out: list[Event]) -> None:
-        out.append(ResponseStarted(request_id=self.request_id, model=self._model, billing=billing_facts(usage)))
+        facts, response_id = billing_facts(usage), self._response_id
+        out.append(ResponseStarted(request_id=self.request_id, model=self._model, billing=facts, response_id=response_id))
+
+    @staticmethod
+    def _diagnosed(diagnostics: Object | None, out: list[Event]) -> None:
+        """Why the prompt missed, as Anthropic has it; no reason yet means that it cannot say."""
+        if diagnostics is None:
+            return
+        reason = diagnostics.get("cache_miss_reason")
+        if reason is None:
+            out.append(CacheDiagnosed(reason="pending"))
+            return
+        missed = reason.get("cache_missed_input_tokens")
+        kind = text_or_none(reason.get("type")) or "unavailable"
+        out.append(CacheDiagnosed(reason=kind, missed_tokens=missed if isinstance(missed, int) else None))
 
     def _count(self, usage: Object | None, out: list[Event]) -> None:
         if usage:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from cachespec.backends._decode import EventDecoder, Object, billing_facts, name_of_call, string, text_or_none
 from cachespec.events import (
+    CacheDiagnosed,
     Event,
     Finished,
     ReasoningDelta,
@@ -72,7 +73,9 @@ class ResponsesDecoder(EventDecoder):
         facts = text_or_none(response.get("model")) or self._facts[0], billing_facts(response) or self._facts[1]
         if not self._noted or facts != self._facts:
             self._noted, self._facts = True, facts
-            out.append(ResponseStarted(request_id=self.request_id, model=facts[0], billing=facts[1]))
+            response_id = text_or_none(response.get("id"))
+            started = ResponseStarted(request_id=self.request_id, model=facts[0], billing=facts[1], response_id=response_id)
+            out.append(started)
 
     def _text(self, event: Object, out: list[Event]) -> None:
         text = string(event["delta"])
@@ -162,7 +165,18 @@ class ResponsesDecoder(EventDecoder):
         if self._nameless:
             raise self.malformed("a tool call without a name")
         self.usage(response.get("usage"), out)
+        self._diagnosed(response.get("prompt_cache_diagnostics"), out)
         return response
+
+    @staticmethod
+    def _diagnosed(diagnostics: Object | None, out: list[Event]) -> None:
+        """Why the prompt missed, as OpenAI has it, beside an earlier response that was named."""
+        if diagnostics is None:
+            return
+        kind = text_or_none(diagnostics.get("type")) or "unavailable"
+        missed = diagnostics.get("cache_missed_tokens")
+        reason = {"cache_hit": "hit", "cache_miss": text_or_none(diagnostics.get("reason")) or "unavailable"}.get(kind, kind)
+        out.append(CacheDiagnosed(reason=reason, missed_tokens=missed if isinstance(missed, int) else None))
 
     def _completed(self, event: Object, out: list[Event]) -> None:
         self._end(event, out)

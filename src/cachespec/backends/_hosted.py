@@ -94,6 +94,7 @@ class Target:
     connect_timeout: float
     read_timeout: float
     local: bool = False
+    diagnostics: bool = False
 
     def checked(self) -> Target:
         """Itself. Raises ConfigError naming the field that is wrong."""
@@ -134,6 +135,7 @@ class HostedBackend(ABC):
             local=target.local,
             marks=profile.marks,
             opt_out=profile.opt_out,
+            diagnoses=profile.vendor if target.diagnostics and profile.api != "chat" else None,
             caching=None if profile.cache is None else with_prices(profile.cache, self._published(profile)),
         )
         self._profile = profile

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 from cachespec.cache_terms import PromptCache
@@ -179,7 +180,7 @@ def _parameter(name: str, why: str) -> Reason:
 
 
 def _set_fields(request: Request) -> list[str]:
-    given = [name for name in _PARAMETERS if getattr(request, name) not in (None, ())]
+    given = [name for name, value in zip(_PARAMETERS, _VALUES(request), strict=True) if value is not None and value != ()]
     if request.response_format is not None and request.response_format.kind == "text":
         given.remove("response_format")
     return given
@@ -189,6 +190,7 @@ _PARAMETERS = (
     *("temperature", "top_p", "top_k", "min_p", "stop", "seed"),
     *("reasoning", "tool_choice", "response_format", "max_output_tokens"),
 )
+_VALUES = attrgetter(*_PARAMETERS)
 
 
 def _reasoning(request: Request, profile: Profile) -> list[Reason]:

@@ -94,6 +94,7 @@ class AnthropicBackend(AnthropicProtocol):
         prices: USD per million tokens in place of the published: ``{input, cache_read, cache_write: {ttl: price}, output}``.
         context, max_output: tokens, instead of what is known of the model.
         headers: sent with every request (``anthropic-beta``, say).
+        diagnostics: ask the vendor why a prompt missed its cache, within a session; ``session.cache_report()`` has its word.
         connect_timeout, read_timeout: seconds to a connection, and without a byte; never beyond a request's own deadline.
 
     Raises: ConfigError naming the key that is wrong or missing; MissingDependencyError without the SDK.
@@ -112,6 +113,7 @@ class AnthropicBackend(AnthropicProtocol):
         context: int | None = None,
         max_output: int | None = None,
         headers: Mapping[str, str] | None = None,
+        diagnostics: bool = False,
         connect_timeout: Duration = 10.0,
         read_timeout: Duration = 600.0,
     ) -> None:
@@ -129,5 +131,6 @@ class AnthropicBackend(AnthropicProtocol):
             headers=headers,
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
+            diagnostics=diagnostics,
         )
         super().__init__(target, version=version, auth=auth)

@@ -26,7 +26,8 @@ class Capabilities:
 
     `marks` is the dialect of cache marks that its wire form carries; `opt_out` the body fields that stop a model from
     writing its prompt cache when that is what it does by default (None: it writes nothing unasked). `caching` is how it
-    caches, at this model's prices; None: not known, and nothing is planned for it.
+    caches, at this model's prices; None: not known, and nothing is planned for it. `diagnoses`: whose way of asking why a
+    prompt missed its cache this backend is told to use (None: it does not ask).
     """
 
     parameters: frozenset[str]
@@ -39,6 +40,7 @@ class Capabilities:
     local: bool = False
     marks: Literal["anthropic", "openai"] | None = None
     opt_out: Mapping[str, Any] | None = None
+    diagnoses: Literal["anthropic", "openai"] | None = None
     caching: PromptCache | None = None
 
 

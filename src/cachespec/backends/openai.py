@@ -130,6 +130,7 @@ class OpenAIBackend(OpenAIProtocol):
         prices: USD per million tokens in place of the published: ``{input, cache_read, cache_write: {ttl: price}, output}``.
         context, max_output: tokens, instead of what is known of the model.
         headers: sent with every request.
+        diagnostics: ask the vendor why a prompt missed its cache, within a session; ``session.cache_report()`` has its word.
         connect_timeout, read_timeout: seconds to a connection, and without a byte; never beyond a request's own deadline.
 
     Raises: ConfigError naming the key that is wrong or missing; MissingDependencyError without the SDK.
@@ -149,6 +150,7 @@ class OpenAIBackend(OpenAIProtocol):
         context: int | None = None,
         max_output: int | None = None,
         headers: Mapping[str, str] | None = None,
+        diagnostics: bool = False,
         connect_timeout: Duration = 10.0,
         read_timeout: Duration = 600.0,
     ) -> None:
@@ -166,6 +168,7 @@ class OpenAIBackend(OpenAIProtocol):
             headers=headers,
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
+            diagnostics=diagnostics,
         )
         super().__init__(
             target,
