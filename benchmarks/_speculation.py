@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import threading
 from collections import Counter
@@ -35,7 +36,7 @@ from cachespec.policies.acceptance import Never
 
 GREEDY = Sampling(seed=0, temperature=0.0)
 QUIET = 0.1
-"""Share of a core that others may have of a run that counts."""
+"""Share of a core that others may take from a run that counts."""
 TRIES = 3
 _TICK = 0.01  # seconds that /proc/stat counts in
 T = TypeVar("T")
@@ -50,17 +51,20 @@ def busy_s() -> float:
     return sum(int(fields[i]) for i in (0, 1, 2, 5, 6, 7)) * _TICK
 
 
-def undisturbed(measure: Callable[[], tuple[T, float]], *, tries: int = TRIES) -> tuple[T, float]:
-    """What `measure` gives, with the share of a core that others had. It returns its value and the CPU seconds it used.
+def undisturbed(measure: Callable[[], tuple[T, float]], *, threads: int, tries: int = TRIES) -> tuple[T, float]:
+    """What `measure` gives, with the share of a core that others took from its threads. It returns its value and the CPU
+    seconds it used.
 
-    Measured again while others are at work; after so many tries the least disturbed counts.
+    Measured again while others are at work; after so many tries the least disturbed counts. Cores without a thread of ours
+    are others' to use.
     """
+    spare = (os.cpu_count() or threads) - threads
     best: tuple[T, float] | None = None
     for _ in range(tries):
         busy, began = busy_s(), perf_counter()
         value, own = measure()
         wall = perf_counter() - began
-        others = max(0.0, busy_s() - busy - own - 2 * _TICK) / wall
+        others = max(0.0, (busy_s() - busy - own - 2 * _TICK) / wall - spare)
         if best is None or others < best[1]:
             best = value, others
         if others <= QUIET:
@@ -147,10 +151,12 @@ class Run:
 class Bench:
     """An engine and the candidates that run on it: `add` them, then `run`."""
 
-    def __init__(self, backend: LlamaCppBackend | TorchBackend, *, budget_s: float = 6.0) -> None:
+    def __init__(self, backend: LlamaCppBackend | TorchBackend, *, threads: int, budget_s: float = 6.0) -> None:
+        self._threads = threads
         self.backend = backend
         self.runtime: Runtime = backend.load_runtime(lambda part: True)
-        self.costs: CostTable = undisturbed(lambda: _own(lambda: calibrate(self.runtime, batches=(1,), seconds=budget_s)))[0]
+        table = undisturbed(lambda: _own(lambda: calibrate(self.runtime, batches=(1,), seconds=budget_s)), threads=threads)[0]
+        self.costs: CostTable = table
         self._switch = Switch()
         self._controls: dict[str, SpeculationControl | None] = {}
         self._template = ChatTemplate(self.runtime.info)
@@ -177,7 +183,8 @@ class Bench:
     def run(self, name: str, prompt: tuple[int, ...], tokens: int, *, reuse: bool = True) -> Run:
         """One request of at most so many tokens. `reuse`: of the KV of a prompt that was warmed."""
         self._switch.current = self._controls[name]
-        run, others = undisturbed(lambda: _own(lambda: self._run(prompt, tokens, "no-write" if reuse else "off")))
+        cache = "no-write" if reuse else "off"
+        run, others = undisturbed(lambda: _own(lambda: self._run(prompt, tokens, cache)), threads=self._threads)
         return replace(run, others=others)
 
     def _run(self, prompt: tuple[int, ...], tokens: int, cache: Any) -> Run:

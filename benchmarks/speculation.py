@@ -40,7 +40,7 @@ TEXTS = Path(__file__).parent / "peers" / "texts.json"
 SHORTEST = 16
 """Answers of fewer tokens say nothing of speed."""
 DISTURBED = 0.25
-"""Share of a core that others had, from which a run does not count, if making it again did not help."""
+"""Share of a core that others took, from which a run does not count, if making it again did not help."""
 Prompts = dict[str, list[str]]
 
 
@@ -55,7 +55,8 @@ def spec_bench(path: Path) -> Prompts:
 
 
 def measure(given: argparse.Namespace, records: Records) -> None:
-    bench = Bench(backend_for(given.runtime, model=given.model, threads=given.threads, context=given.context))
+    backend = backend_for(given.runtime, model=given.model, threads=given.threads, context=given.context)
+    bench = Bench(backend, threads=given.threads)
     drafters: list[Any] = []
     try:
         head = {"head": True, "runtime": given.runtime, "threads": given.threads, "model": bench.runtime.info.description}

@@ -63,7 +63,8 @@ class Worker:
 
 def measure(given: argparse.Namespace, folder: Path, records: Records) -> None:
     worker = Worker(given.python, folder, given.dtype, given.threads)
-    bench = Bench(backend_for(given.dtype, model=str(folder), threads=given.threads, context=1024))
+    backend = backend_for(given.dtype, model=str(folder), threads=given.threads, context=1024)
+    bench = Bench(backend, threads=given.threads)
     bench.add("cachespec", None, None)
     bench.add("cachespec speculating", Goodput(), SuffixDrafter())
 
@@ -75,7 +76,7 @@ def measure(given: argparse.Namespace, folder: Path, records: Records) -> None:
         return run
 
     def theirs(name: str) -> Callable[[tuple[int, ...]], tuple[Timed, float]]:
-        return lambda prompt: undisturbed(lambda: worker.run(name, prompt, given.tokens))
+        return lambda prompt: undisturbed(lambda: worker.run(name, prompt, given.tokens), threads=given.threads)
 
     candidates = {name: ours(name) for name in ("cachespec", "cachespec speculating")}
     candidates |= {name: theirs(name) for name in worker.methods}
