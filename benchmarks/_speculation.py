@@ -51,14 +51,15 @@ def busy_s() -> float:
     return sum(int(fields[i]) for i in (0, 1, 2, 5, 6, 7)) * _TICK
 
 
-def undisturbed(measure: Callable[[], tuple[T, float]], *, threads: int, tries: int = TRIES) -> tuple[T, float]:
+def undisturbed(measure: Callable[[], tuple[T, float]], *, threads: int | None = None, tries: int = TRIES) -> tuple[T, float]:
     """What `measure` gives, with the share of a core that others took from its threads. It returns its value and the CPU
     seconds it used.
 
     Measured again while others are at work; after so many tries the least disturbed counts. Cores without a thread of ours
-    are others' to use.
+    are others' to use (`threads` None: there are none).
     """
-    spare = (os.cpu_count() or threads) - threads
+    cores = os.cpu_count() or 1
+    spare = cores - (threads or cores)
     best: tuple[T, float] | None = None
     for _ in range(tries):
         busy, began = busy_s(), perf_counter()
