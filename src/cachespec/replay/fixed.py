@@ -19,20 +19,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from cachespec.caching import CacheAsk, CachePlan, CacheTerms, CachingPolicy, Choice, Held, KeepAlive, Outcome
+from cachespec.policies.caching import Always, Caller, LastMessage, Off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """Marks where `places` says, all for `ttl`. With `ttl` None it marks nothing; `opt_out` then says so where that counts."""
+    """Marks where `places` says, all for `ttl`: what is of use in a replay only."""
 
-    places: Callable[[CacheAsk], tuple[int, ...]]
-    ttl: str | None = None
-    opt_out: bool = False
+    places: Callable[[CacheAsk], set[int]]
+    ttl: str
 
     def plan(self, ask: CacheAsk) -> CachePlan:
-        if self.ttl is None:
-            return CachePlan(opt_out=self.opt_out and ask.terms.opt_out)
-        places = self.places(ask)
+        places = sorted(self.places(ask))
         if ask.terms.lookback == 1:
             places = _with_warm(ask, places)
         return CachePlan(marks=tuple(Choice(index=index, ttl=self.ttl) for index in places))
@@ -50,49 +48,53 @@ class Fixed:
     def load(self, data: bytes) -> None: ...
 
 
-def _with_warm(ask: CacheAsk, places: tuple[int, ...]) -> tuple[int, ...]:
-    for index in range(places[-1] if places else -1, -1, -1):
-        warm = ask.prefixes[index].warm
-        if warm is not None and warm.ready_at <= ask.now:
-            return tuple(sorted({*places, index})[-ask.terms.slots :])
-    return places
+def previous(ttl: str) -> CachingPolicy:
+    """The end of tools and system, the last place before the own end, and the own end."""
+    return Fixed(places=_previous, ttl=ttl)
 
 
-def _end(ask: CacheAsk) -> tuple[int, ...]:
-    return (len(ask.prefixes) - 1,)
+def quarters(ttl: str) -> CachingPolicy:
+    """The places before the own end at the quarters of the prompt."""
+    return Fixed(places=_quarters, ttl=ttl)
 
 
-def _start_and_end(ask: CacheAsk) -> tuple[int, ...]:
-    fixed = [index for index, prefix in enumerate(ask.prefixes) if prefix.kind in ("tools", "system")]
-    return (*fixed[-1:], len(ask.prefixes) - 1)
-
-
-def _previous(ask: CacheAsk) -> tuple[int, ...]:
-    last = len(ask.prefixes) - 1
-    return tuple(sorted({*_start_and_end(ask), max(0, last - 1)}))
-
-
-def _quarters(ask: CacheAsk) -> tuple[int, ...]:
-    lengths = [prefix.tokens for prefix in ask.prefixes if prefix.kind != "end"]
-    found = {bisect_left(lengths, ask.input_tokens * quarter / 4 + 0.5) - 1 for quarter in (1, 2, 3, 4)}
-    return tuple(sorted(index for index in found if index >= 0))
-
-
-FAMILIES: Mapping[str, Callable[[CacheAsk], tuple[int, ...]]] = MappingProxyType(
-    {"last-message": _end, "always": _start_and_end, "previous": _previous, "quarters": _quarters}
+FAMILIES: Mapping[str, Callable[[str], CachingPolicy]] = MappingProxyType(
+    {
+        "last-message": lambda ttl: LastMessage(ttl=ttl),
+        "always": lambda ttl: Always(ttl=ttl),
+        "previous": previous,
+        "quarters": quarters,
+    }
 )
-
 BASELINES = frozenset({"always", "last-message", "off", "caller"})
 """Installed policies that are fixed ones; here they go by their names with a lifetime."""
 
 
 def fixed_policies(terms: CacheTerms) -> dict[str, CachingPolicy]:
     """Every fixed policy that a vendor's terms allow, by its name."""
-    made: dict[str, CachingPolicy] = {
-        "off": Fixed(places=_end, opt_out=True),
-        "caller": Fixed(places=_end),
-    }
-    for family, places in FAMILIES.items():
+    made: dict[str, CachingPolicy] = {"off": Off(), "caller": Caller()}
+    for family, make in FAMILIES.items():
         for lifetime in terms.lifetimes:
-            made[f"{family}:{lifetime.name}"] = Fixed(places=places, ttl=lifetime.name)
+            made[f"{family}:{lifetime.name}"] = make(lifetime.name)
     return made
+
+
+def _previous(ask: CacheAsk) -> set[int]:
+    last = len(ask.prefixes) - 1
+    fixed = [index for index, prefix in enumerate(ask.prefixes) if prefix.kind in ("tools", "system")]
+    return {*fixed[-1:], max(0, last - 1), last}
+
+
+def _quarters(ask: CacheAsk) -> set[int]:
+    lengths = [prefix.tokens for prefix in ask.prefixes if prefix.kind != "end"]
+    found = (bisect_left(lengths, ask.input_tokens * quarter / 4 + 0.5) - 1 for quarter in (1, 2, 3, 4))
+    return {index for index in found if index >= 0}
+
+
+def _with_warm(ask: CacheAsk, places: list[int]) -> list[int]:
+    """With the deepest warm prefix that a mark can reach, within the slots there are."""
+    for index in range(places[-1] if places else -1, -1, -1):
+        warm = ask.prefixes[index].warm
+        if warm is not None and warm.ready_at <= ask.now:
+            return sorted({*places, index})[-ask.terms.slots :]
+    return places
