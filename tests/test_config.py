@@ -207,7 +207,7 @@ def test_what_is_wrong_is_named(old: str, new: str, line: int, key: str, message
         ('use     = "llamacpp"', 'use     = "lamacpp"', 15, "backends.laptop.use", "'llamacpp'"),
         ('use     = "llamacpp"', 'use     = "vllm"', 15, "backends.laptop.use", "installed: "),
         ('use = "sqlite"', 'use = "sqlit"', 3, "client.ledger.use", "'sqlite'"),
-        ("[policies]", '[policies]\ncaching = { use = "expected-cost" }', 24, "policies.caching.use", "installed: none"),
+        ("[policies]", '[policies]\ncaching = { use = "expected" }', 24, "policies.caching.use", "did you mean 'expected-cost'"),
         ("[policies]", '[policies]\nacceptance = { use = "godput" }', 24, "policies.acceptance.use", "'goodput'"),
         ("context = 8192", 'draft = { use = "sufix" }', 17, "backends.laptop.draft.use", "'suffix'"),
         ('use = "cheapest"', 'use = "no_such_module:Thing"', 24, "policies.routing.use", "no module 'no_such_module'"),

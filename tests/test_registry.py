@@ -205,8 +205,8 @@ def test_a_plugin_must_be_what_its_family_says() -> None:
 def test_unknown_names() -> None:
     with pytest.raises(UnknownPluginError, match="did you mean 'cheapest'") as caught:
         load("routing", "cheepest")
-    assert "cheapest, pinned" in str(caught.value)
-    for family, use in (("caching", "expected-cost"), ("acceptance", "always"), ("drafters", "oracle"), ("backends", "vllm")):
+    assert "balanced, cheapest" in str(caught.value)
+    for family, use in (("caching", "clairvoyant"), ("acceptance", "always"), ("drafters", "oracle"), ("backends", "vllm")):
         with pytest.raises(UnknownPluginError, match=f"no plug-in for {family} is called '{use}'"):
             load(family, use)
     with pytest.raises(UnknownPluginError, match="not callable"):

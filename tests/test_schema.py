@@ -85,7 +85,7 @@ def test_it_accepts_the_readme(validator: Draft202012Validator) -> None:
         ('backends = ["laptop", "claude"]', "backends = 3"),
         ('"50.00"', "50.00"),
         ('"50.00"', '"1e3"'),
-        ('"hard"', '"downgrade"'),
+        ('"hard"', '"upgrade"'),
         ('scope = "tenant"', 'scope = "tenent"'),
         ("only =", "onyl ="),
         ('when = { tags = ["private"] }', 'when = { tag = ["private"] }'),

@@ -63,7 +63,7 @@ class Caching:
 
     def __init__(
         self,
-        policy: CachingPolicy | None,
+        policy: CachingPolicy,
         telemetry: Telemetry,
         learned: Learned,
         *,
@@ -146,8 +146,6 @@ class Caching:
 
     def held(self, held: Held, now: float) -> KeepAlive | None:
         """Whether and when to keep a prefix alive, as the policy says; a failure of its is logged, and means no."""
-        if self.policy is None:
-            return None
         try:
             return self.policy.held(held, now)
         except Exception:  # noqa: BLE001
@@ -156,8 +154,6 @@ class Caching:
 
     def _tell(self, name: str, call: Callable[[CachingPolicy], None]) -> None:
         """Tell the policy. It is somebody else's code, and the request is sent: a failure is logged and goes no further."""
-        if self.policy is None:
-            return
         self._told += 1
         try:
             call(self.policy)

@@ -68,7 +68,7 @@ class CachePlanner:
     """Plans with one policy and one belief. `densities` gives what is learned of a model's tokens (``provider:model``)."""
 
     def __init__(
-        self, policy: CachingPolicy | None, warmth: Warmth, keys: CacheKeys, densities: Callable[[str], TokenModel]
+        self, policy: CachingPolicy, warmth: Warmth, keys: CacheKeys, densities: Callable[[str], TokenModel]
     ) -> None:
         self.policy, self.warmth, self.keys = policy, warmth, keys
         self._densities = densities
@@ -116,8 +116,6 @@ class CachePlanner:
 
     def choose(self, ask: CacheAsk) -> CachePlan:
         """What the policy chooses, which is somebody else's code: what it does wrong is an error that names it."""
-        if self.policy is None:
-            return CachePlan()
         where = "policies.caching"
         try:
             choice = self.policy.plan(ask)

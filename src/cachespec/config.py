@@ -72,7 +72,7 @@ class Config:
     on_unsupported: OnUnsupported = "error"
     secret: EnvRef | None = None
     routing: PluginSpec = PluginSpec(use="cheapest")
-    caching: PluginSpec | None = None
+    caching: PluginSpec = PluginSpec(use="expected-cost")
     acceptance: PluginSpec | None = None
     budgets: tuple[BudgetRule, ...] = ()
     rules: tuple[Rule, ...] = ()
@@ -128,7 +128,7 @@ class _Alias:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Policies:
     routing: Annotated[PluginSpec, PluginOf("routing")] = PluginSpec(use="cheapest")
-    caching: Annotated[PluginSpec | None, PluginOf("caching")] = None
+    caching: Annotated[PluginSpec, PluginOf("caching")] = PluginSpec(use="expected-cost")
     acceptance: Annotated[PluginSpec | None, PluginOf("acceptance")] = None
     budgets: tuple[BudgetRule, ...] = ()
     rules: tuple[Rule, ...] = ()

@@ -63,7 +63,7 @@ class Wired:
     backends: Mapping[str, Backend]
     ledger: Ledger
     routing: RoutingPolicy
-    caching: CachingPolicy | None
+    caching: CachingPolicy
     secret: str | None = field(default=None, repr=False)
 
 
@@ -87,7 +87,7 @@ def rebuild(config: Config, before: Wired, environ: Mapping[str, str] | None = N
             kept["backends", name] = before.backends[name]
     if config.routing == old.routing:
         kept["policies", "routing"] = before.routing
-    if config.caching == old.caching and before.caching is not None:
+    if config.caching == old.caching:
         kept["policies", "caching"] = before.caching
     return _wire(config, kept, environ)
 
@@ -184,7 +184,7 @@ def _wire(config: Config, made: Mapping[Where, Any], environ: Mapping[str, str] 
             for n, spec in config.backends.items()
         }
         routing = get("routing", config.routing, ("policies", "routing"), {})
-        caching = None if config.caching is None else get("caching", config.caching, ("policies", "caching"), {})
+        caching = get("caching", config.caching, ("policies", "caching"), {})
         # The ledger comes last: it may open a file, and nothing may be left open when another part fails.
         ledger = get("ledgers", config.ledger, ("client", "ledger"), {})
     except Problem as problem:

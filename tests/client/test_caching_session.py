@@ -28,7 +28,7 @@ def turns_of(path: Path) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("policy", [Recording])
+@pytest.mark.parametrize("policy", [Recording, None], ids=["fixed", "default"])
 @pytest.mark.parametrize(
     ("model", "api"),
     [("claude-sonnet-5", "messages"), ("claude-haiku-4-5", "messages"), ("gpt-5.6-sol", "responses"), ("gpt-5.6-sol", "chat")],
