@@ -20,6 +20,7 @@ from decimal import (
     Overflow,
     localcontext,
 )
+from operator import attrgetter
 from typing import Any
 
 from cachespec.errors import InputError
@@ -33,6 +34,10 @@ _EXACT = Context(
 )
 
 WRITE_TTLS = ("5m", "30m", "1h", "12h", "kv", "unspecified")
+
+
+_COUNTED = ("uncached", "cache_read", "output", "reasoning", "drafted", "accepted")
+_COUNTS = attrgetter(*_COUNTED)
 
 
 def exact() -> AbstractContextManager[Context]:
@@ -79,8 +84,7 @@ class Usage:
     accepted: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("uncached", "cache_read", "output", "reasoning", "drafted", "accepted"):
-            value = getattr(self, name)
+        for value, name in zip(_COUNTS(self), _COUNTED, strict=True):
             if value is not None and not is_count(value):
                 raise InputError(f"must be a count of tokens or None, not {shown(value)}", field=name)
         for ttl, count in (self.cache_write or {}).items():
