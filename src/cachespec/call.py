@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from time import perf_counter
+
+import anyio
 
 from cachespec.affinity import Sessions
 from cachespec.answers import parse_answer
@@ -56,7 +57,7 @@ class _Open:
     own: Latency | None
     sent: Sent | None = None
     attempt: Attempt | None = None
-    since: float = field(default_factory=perf_counter)
+    since: float = field(default_factory=anyio.current_time)
 
 
 class ClientCall:
@@ -91,7 +92,7 @@ class ClientCall:
         self._choose: str | None = None
         self._open: _Open | None = None
         self._answered: _Open | None = None
-        self._start = perf_counter()
+        self._start: float | None = None  # on the event loop's clock: from when it is entered
         self._cost: Cost | None = None
         self._warnings: list[str] = []
 
@@ -101,7 +102,13 @@ class ClientCall:
             self._verdict = self._decider.decide(self._asked)
         return self._verdict.decision
 
+    @property
+    def _begun_at(self) -> float:
+        return anyio.current_time() if self._start is None else self._start
+
     async def open(self, *, left_s: float | None) -> tuple[Attempt, Assembly]:
+        if self._start is None:
+            self._start = anyio.current_time()
         await self._ready()
         if not self._failures:
             await self._decider.refresh(self._asked)
@@ -134,15 +141,15 @@ class ClientCall:
 
     async def _in_turn(self, verdict: Verdict, left_s: float | None) -> Verdict:
         """The verdict, after another request that is about to write the same cold prefix has begun to (contract P5)."""
-        begin, most = perf_counter(), LONGEST_S if left_s is None else min(LONGEST_S, left_s / 2)
+        begin, most = anyio.current_time(), LONGEST_S if left_s is None else min(LONGEST_S, left_s / 2)
         waited = False
         while verdict.planned is not None and (lead := self._caching.ahead(verdict.planned)) is not None:
             waited = True
-            if not await lead.begun(at_most_s=most - (perf_counter() - begin)):
+            if not await lead.begun(at_most_s=most - (anyio.current_time() - begin)):
                 break
             verdict = self._decide()
         if waited and verdict.decision.plan is not None:
-            text = f"waited {(perf_counter() - begin) * 1000:.0f} ms for another request to write the same cold prefix"
+            text = f"waited {(anyio.current_time() - begin) * 1000:.0f} ms for another request to write the same cold prefix"
             plan = verdict.decision.plan
             plan = replace(plan, reasons=(*plan.reasons, Reason("cold_fan_out", text)))
             verdict = self._verdict = replace(verdict, decision=replace(verdict.decision, plan=plan))
@@ -195,7 +202,7 @@ class ClientCall:
             await self._give_back(held, error)
         if self._verdict is None or self._verdict.decision.chosen is None:
             return None
-        failure = Failure(backend=name, error=error, at=perf_counter() - self._start)
+        failure = Failure(backend=name, error=error, at=anyio.current_time() - self._begun_at)
         self._failures.append(failure)
         self._failed[name] = error
         order = [o.backend for o in self._verdict.decision.candidates if o.eligible or o.backend in self._failed]
@@ -216,7 +223,7 @@ class ClientCall:
         self._learned.health.failed(held.backend.name, error, self._clock.time())
         accepted = held.attempt is not None
         if held.assembly.usage is not None or isinstance(error, _MAYBE_BILLED if accepted else RequestTimeoutError):
-            await self._book(held, "failed", ttft_ms=None, total_ms=(perf_counter() - held.since) * 1000)
+            await self._book(held, "failed", ttft_ms=None, total_ms=(anyio.current_time() - held.since) * 1000)
         else:
             self._learn(held, "error")
             await to_the_end(lambda: self._ledger.release(held.reservation))
@@ -253,7 +260,7 @@ class ClientCall:
             learned.health.left(name)
         else:
             learned.health.answered(name)
-            earlier = (held.since - self._start) * 1000  # what other attempts took is not this one's doing
+            earlier = (held.since - self._begun_at) * 1000  # what other attempts took is not this one's doing
             answer = Answer(
                 ask=self._asked.ask,
                 backend=name,
@@ -319,7 +326,7 @@ class ClientCall:
         if held.backend.capabilities.local and not counted:
             # A local engine knows what it did for an attempt that was left, and how long it took.
             busy = getattr(held.attempt, "busy_s", None)
-            busy = perf_counter() - held.since if busy is None else busy
+            busy = anyio.current_time() - held.since if busy is None else busy
             usage = getattr(held.attempt, "usage", None) or usage
             counted = usage is not None
         if usage is not None and counted and usage.uncached is not None and usage.output is not None:

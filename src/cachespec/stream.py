@@ -12,7 +12,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator
-from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -92,7 +91,7 @@ class ResponseStream:
         if self._state != "new":
             raise StreamStateError("a stream can be entered once")
         self._state = "open"
-        self._start = perf_counter()
+        self._start = anyio.current_time()
         timeout = self._call.timeout_s
         self._deadline = math.inf if timeout is None else anyio.current_time() + timeout
         self._opened.add(self)
@@ -213,7 +212,7 @@ class ResponseStream:
                 if shown is not None:
                     queue.append(shown)
             if self._ttft is None and assembly.committed:
-                self._ttft = (perf_counter() - self._start) * 1000
+                self._ttft = (anyio.current_time() - self._start) * 1000
                 self._events, self._preamble = self._preamble, self._events
 
     async def _read(self) -> Any:
@@ -283,7 +282,7 @@ class ResponseStream:
 
     async def _interrupt(self, why: str, cause: BackendError | None) -> None:
         await self._close()
-        total = (perf_counter() - self._start) * 1000
+        total = (anyio.current_time() - self._start) * 1000
         await self._settle("failed", total)
         partial = self._call.completion(ttft_ms=self._ttft, total_ms=total)
         self._state = "ended"
@@ -311,7 +310,7 @@ class ResponseStream:
             await self._failed(StreamInterruptedError(why, backend=chosen, request_id=self.request_id, retryable=True))
             return
         await self._close()
-        total = (perf_counter() - self._start) * 1000
+        total = (anyio.current_time() - self._start) * 1000
         try:
             await self._call.settle("completed", ttft_ms=self._ttft, total_ms=total)
         except LedgerError as error:
@@ -340,7 +339,7 @@ class ResponseStream:
         self._state = "left"
         if self._working is not None:
             self._working.cancel()  # another task waits, for this attempt or for one that is being opened
-        total = (perf_counter() - self._start) * 1000
+        total = (anyio.current_time() - self._start) * 1000
         try:
             await self._close()
         finally:

@@ -296,7 +296,7 @@ async def test_wrong_wiring_fails_when_it_is_wired() -> None:
         ({"backends": {}}, ConfigError),
         ({"backends": {"scripted": backend}, "models": {"a": ["nobody"]}}, ConfigError),
         ({"backends": {"scripted": backend}, "policies": {"routing": {"use": "cheapst"}}}, UnknownPluginError),
-        ({"backends": {"scripted": backend}, "policies": {"caching": {"use": "expected-cost"}}}, UnknownPluginError),
+        ({"backends": {"scripted": backend}, "policies": {"caching": {"use": "expected-cots"}}}, UnknownPluginError),
         ({"backends": {"scripted": backend}, "timeout": "soon"}, ConfigError),
         ({"backends": {"scripted": backend}, "max_output_tokens": 0}, ConfigError),
         ({"backends": {"other": backend}}, ConfigError),
