@@ -139,11 +139,14 @@ class Switch(SpeculationControl):
 class Run:
     """One request: seconds from its first token to its end, and of all of it; the tokens of the answer.
 
-    `others`: the share of a core that other processes had meanwhile.
+    `decode_cpu_s` and `whole_cpu_s` are the same in CPU seconds of this process. `others`: the share of a core that other
+    processes took meanwhile.
     """
 
     decode_s: float
+    decode_cpu_s: float
     whole_s: float
+    whole_cpu_s: float
     tokens: tuple[int, ...]
     passes: Passes
     others: float = 0.0
@@ -152,8 +155,10 @@ class Run:
 class Bench:
     """An engine and the candidates that run on it: `add` them, then `run`."""
 
-    def __init__(self, backend: LlamaCppBackend | TorchBackend, *, threads: int, budget_s: float = 6.0) -> None:
-        self._threads = threads
+    def __init__(
+        self, backend: LlamaCppBackend | TorchBackend, *, threads: int, tries: int = TRIES, budget_s: float = 6.0
+    ) -> None:
+        self._threads, self._tries = threads, tries
         self.backend = backend
         self.runtime: Runtime = backend.load_runtime(lambda part: True)
         table = undisturbed(lambda: _own(lambda: calibrate(self.runtime, batches=(1,), seconds=budget_s)), threads=threads)[0]
@@ -185,14 +190,16 @@ class Bench:
         """One request of at most so many tokens. `reuse`: of the KV of a prompt that was warmed."""
         self._switch.current = self._controls[name]
         cache = "no-write" if reuse else "off"
-        run, others = undisturbed(lambda: _own(lambda: self._run(prompt, tokens, cache)), threads=self._threads)
+        run, others = undisturbed(
+            lambda: _own(lambda: self._run(prompt, tokens, cache)), threads=self._threads, tries=self._tries
+        )
         return replace(run, others=others)
 
     def _run(self, prompt: tuple[int, ...], tokens: int, cache: Any) -> Run:
         ready = threading.Event()
-        began = perf_counter()
+        began, cpu = perf_counter(), process_time()
         sequence = self._engine.submit(Job(prompt=prompt, sampling=GREEDY, output=tokens, cache=cache))
-        first = None
+        first: tuple[float, float] | None = None
         while True:
             ended = sequence.done
             if not sequence.take():
@@ -202,12 +209,20 @@ class Bench:
                 if sequence.when_ready(ready.set):
                     ready.wait()
             elif first is None:
-                first = perf_counter()
-        now = perf_counter()
+                first = perf_counter(), process_time()
+        now, used = perf_counter(), process_time()
         if sequence.error is not None:
             raise sequence.error
         answer = tuple(sequence.tokens[len(prompt) :])
-        return Run(decode_s=now - (first or now), whole_s=now - began, tokens=answer, passes=self._switch.passes)
+        since, spent = first or (began, cpu)
+        return Run(
+            decode_s=now - since,
+            decode_cpu_s=used - spent,
+            whole_s=now - began,
+            whole_cpu_s=used - cpu,
+            tokens=answer,
+            passes=self._switch.passes,
+        )
 
     def close(self) -> None:
         self._engine.close()

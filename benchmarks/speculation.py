@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._speculation import Bench, Records, Run, backend_for, geometric, interval
+from benchmarks._speculation import TRIES, Bench, Records, Run, backend_for, geometric, interval
 
 from cachespec.engine.drafters import factories
 from cachespec.engine.drafters.suffix import SuffixDrafter
@@ -56,7 +56,7 @@ def spec_bench(path: Path) -> Prompts:
 
 def measure(given: argparse.Namespace, records: Records) -> None:
     backend = backend_for(given.runtime, model=given.model, threads=given.threads, context=given.context)
-    bench = Bench(backend, threads=given.threads)
+    bench = Bench(backend, threads=given.threads, tries=1 if given.clock == "cpu" else TRIES)
     drafters: list[Any] = []
     try:
         head = {"head": True, "runtime": given.runtime, "threads": given.threads, "model": bench.runtime.info.description}
@@ -130,6 +130,7 @@ def record(records: Records, given: argparse.Namespace, task: str, number: int, 
                 "round": turn,
                 "candidate": name,
                 "seconds": run.decode_s,
+                "cpu_s": run.decode_cpu_s,
                 "tokens": len(run.tokens),
                 "others": run.others,
                 "same": run.tokens == plain.tokens,
@@ -143,14 +144,18 @@ def record(records: Records, given: argparse.Namespace, task: str, number: int, 
         )
 
 
-def report(records: list[dict[str, Any]]) -> str:
+def report(records: list[dict[str, Any]], clock: str) -> str:
     lines = []
     for head in (r for r in records if r.get("head")):
         first = head["costs"]["1"]
         costs = ", ".join(f"{n}: {s / first:.2f}" for n, s in head["costs"].items())
         title = f"{head['runtime']}, {head['threads']} threads, {head['model']}"
         lines.append(f"{title}: {first * 1e3:.1f} ms a token; t(n)/t(1) {costs}")
-    found = [r for r in records if not r.get("head")]
+    found = [r for r in records if not r.get("head") and r["tokens"] >= SHORTEST]
+    if clock == "cpu":
+        found = [{**r, "seconds": r["cpu_s"]} for r in found if r["threads"] == 1]
+    else:
+        found = [r for r in found if r["others"] <= DISTURBED]
     for key in dict.fromkeys((r["runtime"], r["threads"]) for r in found):
         ours = [r for r in found if (r["runtime"], r["threads"]) == key]
         names = list(dict.fromkeys(r["candidate"] for r in ours))
@@ -183,7 +188,6 @@ HEADINGS = (
 def task_rows(records: list[dict[str, Any]], names: list[str]) -> Iterable[str]:
     """A row for each adaptive candidate; of the fixed lengths only the best stands there, with its speed-up."""
     speeds = defaultdict[str, dict[tuple[int, int], float]](dict)
-    records = [r for r in records if r["tokens"] >= SHORTEST and r["others"] <= DISTURBED]
     for r in records:
         speeds[r["candidate"]][r["prompt"], r["round"]] = (r["tokens"] - 1) / r["seconds"]
     plain = speeds["plain"]
@@ -257,6 +261,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--draft-model")
     parser.add_argument("--draft-runtime", choices=("llamacpp", "torch"))
     parser.add_argument("--pair", type=Path, help="a folder with a target and a draft model, both GGUF")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: CPU seconds, of one thread, on a machine that is not quiet",
+    )
     parser.add_argument("--records", type=Path, help="append what was measured to this file, one JSON value a line")
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE")
     given = parser.parse_args(arguments)
@@ -266,13 +276,15 @@ def main(arguments: list[str]) -> int:
             parser.error(f"{given.pair} holds {len(files)} GGUF files, not two")
         given.draft_model, given.model = str(files[0]), str(files[1])
     if given.report:
-        print(report(Records.read(given.report)))
+        print(report(Records.read(given.report), given.clock))
         return 0
     if given.runtime is None:
         parser.error("a runtime, or --report")
     records = Records(given.records)
+    if given.clock == "cpu" and given.threads != 1:
+        parser.error("CPU seconds tell the speed of one thread only")
     measure(given, records)
-    print(report(records.all))
+    print(report(records.all, given.clock))
     return 0
 
 

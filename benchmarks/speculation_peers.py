@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._speculation import Bench, Records, backend_for, geometric, interval, undisturbed
+from benchmarks._speculation import TRIES, Bench, Records, backend_for, geometric, interval, undisturbed
 from benchmarks.speculation import DISTURBED, SETS, TEXTS
 from benchmarks.torch_decode import shipped_model
 
@@ -29,7 +29,7 @@ from cachespec.engine.drafters.suffix import SuffixDrafter
 from cachespec.policies.acceptance import Goodput
 
 PEERS = ("transformers lookup", "economize lookup")
-Timed = tuple[float, list[int]]
+Timed = tuple[float, float, list[int]]
 
 
 class Worker:
@@ -53,7 +53,7 @@ class Worker:
         self._process.stdin.write(json.dumps({"method": method, "prompt": prompt, "tokens": tokens}) + "\n")
         self._process.stdin.flush()
         answer = self._read()
-        return (answer["seconds"], answer["tokens"]), answer["cpu"]
+        return (answer["seconds"], answer["cpu"], answer["tokens"]), answer["cpu"]
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -64,19 +64,20 @@ class Worker:
 def measure(given: argparse.Namespace, folder: Path, records: Records) -> None:
     worker = Worker(given.python, folder, given.dtype, given.threads)
     backend = backend_for(given.dtype, model=str(folder), threads=given.threads, context=1024)
-    bench = Bench(backend, threads=given.threads)
+    tries = 1 if given.clock == "cpu" else TRIES
+    bench = Bench(backend, threads=given.threads, tries=tries)
     bench.add("cachespec", None, None)
     bench.add("cachespec speculating", Goodput(), SuffixDrafter())
 
     def ours(name: str) -> Callable[[tuple[int, ...]], tuple[Timed, float]]:
         def run(prompt: tuple[int, ...]) -> tuple[Timed, float]:
             made = bench.run(name, prompt, given.tokens, reuse=False)
-            return (made.whole_s, list(made.tokens)), made.others
+            return (made.whole_s, made.whole_cpu_s, list(made.tokens)), made.others
 
         return run
 
     def theirs(name: str) -> Callable[[tuple[int, ...]], tuple[Timed, float]]:
-        return lambda prompt: undisturbed(lambda: worker.run(name, prompt, given.tokens), threads=given.threads)
+        return lambda prompt: undisturbed(lambda: worker.run(name, prompt, given.tokens), threads=given.threads, tries=tries)
 
     candidates = {name: ours(name) for name in ("cachespec", "cachespec speculating")}
     candidates |= {name: theirs(name) for name in worker.methods}
@@ -92,9 +93,15 @@ def measure(given: argparse.Namespace, folder: Path, records: Records) -> None:
                     order = list(candidates)
                     shift = (turn * 3 + number) % len(order)
                     for name in order[shift:] + order[:shift]:
-                        (seconds, tokens), others = candidates[name](prompt)
+                        (seconds, cpu, tokens), others = candidates[name](prompt)
                         where = {"set": kind, "prompt": number, "round": turn, "dtype": given.dtype, "threads": given.threads}
-                        what = {"seconds": seconds, "others": others, "repeats": repeats(prompt, tokens), "tokens": tokens}
+                        what = {
+                            "seconds": seconds,
+                            "cpu_s": cpu,
+                            "others": others,
+                            "repeats": repeats(prompt, tokens),
+                            "tokens": tokens,
+                        }
                         records.add({**where, "candidate": name, **what})
             print(kind, file=sys.stderr)
     finally:
@@ -109,8 +116,10 @@ def repeats(prompt: tuple[int, ...], answer: list[int], *, size: int = 4) -> flo
     return len(inside) / max(1, len(answer))
 
 
-def report(records: list[dict[str, Any]]) -> str:
+def report(records: list[dict[str, Any]], clock: str) -> str:
     lines = []
+    if clock == "cpu":
+        records = [{**r, "seconds": r["cpu_s"], "others": 0.0} for r in records if r["threads"] == 1]
     for kind in dict.fromkeys((r["dtype"], r["threads"], r["set"]) for r in records):
         lines += ["", *table([r for r in records if (r["dtype"], r["threads"], r["set"]) == kind], kind)]
     return "\n".join(lines)
@@ -159,18 +168,26 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--count", type=int, default=4, help="texts of a set")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: CPU seconds, of one thread, on a machine that is not quiet",
+    )
     parser.add_argument("--records", type=Path, help="append what was measured to this file, one JSON value a line")
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="tables of what was measured before")
     given = parser.parse_args(arguments)
     if given.report:
-        print(report(Records.read(given.report)))
+        print(report(Records.read(given.report), given.clock))
         return 0
     if given.python is None:
         parser.error("the peers' interpreter, or --report")
+    if given.clock == "cpu" and given.threads != 1:
+        parser.error("CPU seconds tell the speed of one thread only")
     records = Records(given.records)
     with tempfile.TemporaryDirectory() as scratch:
         measure(given, given.model or shipped_model(Path(scratch)), records)
-    print(report(records.all))
+    print(report(records.all, given.clock))
     return 0
 
 
