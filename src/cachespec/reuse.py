@@ -70,10 +70,11 @@ class Wait:
     """The time since the latest pass of a place. `span` is the span it is in; ``~span`` once it ended in that one.
 
     The rest is its owner's: `role` and `turn` say what the place is, `unread` how often it was written since it was last read,
-    `credit` how often it came back in time meanwhile, `own` what it saw itself, `note` anything (not saved).
+    `credit` how often it came back in time meanwhile, `carries` that it was written for longer than what stood before it, `own`
+    what it saw itself, `note` anything (not saved).
     """
 
-    __slots__ = ("chain", "credit", "note", "opened", "own", "passes", "role", "span", "turn", "unread")
+    __slots__ = ("carries", "chain", "credit", "note", "opened", "own", "passes", "role", "span", "turn", "unread")
 
     def __init__(self, opened: float, chain: Chain, role: str, turn: int, before: Wait | None = None) -> None:
         self.opened = opened
@@ -84,6 +85,7 @@ class Wait:
         self.passes: int = 0 if before is None else before.passes + 1
         self.unread: int = 0 if before is None else before.unread
         self.credit: int = 0 if before is None else before.credit
+        self.carries: bool = before is not None and before.carries
         self.own: Gaps | None = None if before is None else before.own
         self.note: Any = None
 
@@ -133,13 +135,14 @@ class Reuse:
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def deepest(self, keys: Sequence[Hashable]) -> int:
-        """Index of the last key that any prompt had before; -1: none. What is new is looked at, what is old is not."""
-        young, old = self._young, self._old
-        for i in range(len(keys) - 1, -1, -1):
-            if keys[i] in young or keys[i] in old:
-                return i
-        return -1
+    def new(self, keys: Iterable[Hashable]) -> int:
+        """How many of a prompt's prefixes no prompt had before. `keys`, the deepest first, are read only so far."""
+        young, old, count = self._young, self._old, 0
+        for key in keys:
+            if key in young or key in old:
+                break
+            count += 1
+        return count
 
     def wait(self, key: Hashable) -> Wait | None:
         """The latest wait at a place; None where none was opened."""
@@ -176,7 +179,7 @@ class Reuse:
                 self._count(queue.popleft(), span)
 
     def passed(self, keys: Sequence[Hashable], known: int, now: float) -> list[Wait | None]:
-        """A request went by with these prefixes, of which `known` is the deepest that was there before (`deepest`).
+        """A request went by with these prefixes, of which `known` is the deepest that was there before (`new`).
 
         Ends the waits on its path, remembers what is new, and gives the waits at the prefixes up to `known`.
         """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator
 
-from cachespec.caching import CacheAsk, CachePlan, CacheTerms, Held, KeepAlive
+from cachespec.caching import CacheAsk, CachePlan, CacheTerms, Held, KeepAlive, Prefix, Warm
 from cachespec.policies._cache_value import Covered
 from cachespec.reuse import Chain, Wait
 
@@ -25,40 +26,45 @@ NEAR = 0.9
 class View:
     """A request as the policy sees it: what of it was there before, and what of it can be read.
 
-    `known` is the index of the deepest prefix that any prompt had before (`wait` the wait there), `read` that of the deepest
-    entry that can be read (-1: none), `turn` how many requests this one goes on from.
+    `known` is the index of the deepest prefix that any prompt had before (`wait` the wait there), `live` are the entries that
+    can be read, deepest first, down to the deepest one of the longest lifetime: what is shallower adds nothing. `read` is
+    the first of them (-1: there is none), `system` the end of tools and system, `turn` how many requests this one goes on from.
     """
 
-    __slots__ = ("ask", "keys", "known", "known_tokens", "like", "live", "origin", "read", "read_tokens")
-    __slots__ += ("system", "turn", "turns", "whose")
+    __slots__ = ("ask", "known", "known_tokens", "like", "live", "origin", "read", "read_tokens", "system", "turn", "whose")
 
-    def __init__(self, ask: CacheAsk, keys: list[Hashable], known: int, wait: Wait | None) -> None:
-        self.ask, self.keys, self.known = ask, keys, known
-        now, prefixes = ask.now, ask.prefixes
-        self.live = [
-            (index, prefix)
-            for index, prefix in enumerate(prefixes)
-            if (warm := prefix.warm) is not None and warm.ready_at <= now < warm.expires_at and warm.sure >= SURE
-        ]
-        self.read = self.live[-1][0] if self.live else -1
-        self.read_tokens = prefixes[self.read].tokens if self.live else 0
-        self.system = -1
-        for index, prefix in enumerate(prefixes):
-            if prefix.kind not in FIXED:
-                break
-            self.system = index
+    def __init__(self, ask: CacheAsk, known: int = -1, wait: Wait | None = None) -> None:
+        self.ask, self.known = ask, known
+        prefixes = ask.prefixes
+        self.live = _live(ask)
+        self.read, self.read_tokens = -1, 0
+        if self.live:
+            self.read = self.live[0][0]
+            self.read_tokens = prefixes[self.read].tokens
+        self.system = bisect_left(prefixes, True, key=_in_conversation) - 1
         self.known_tokens = prefixes[known].tokens if known >= 0 else 0
         goes_on = wait is not None and wait.role in ("end", "before")
         self.turn = wait.turn + 1 if wait is not None and goes_on else 0
-        self.turns = min(self.turn.bit_length(), 6)
-        self.origin = "system" if known >= 0 and prefixes[known].kind in FIXED else "end" if goes_on else "middle"
-        self.like = (ask.traffic, "+".join(ask.input_types))
+        self.origin = "system" if 0 <= known <= self.system else "end" if goes_on else "middle"
+        self.like = (ask.traffic, "+".join(ask.input_types), min(self.turn.bit_length(), 6))
         self.whose = (ask.tenant, ask.session)
 
-    def ttl(self, index: int) -> str:
-        warm = self.ask.prefixes[index].warm
-        assert warm is not None  # noqa: S101 - asked of live entries only
-        return warm.ttl
+
+def _live(ask: CacheAsk) -> list[tuple[int, Warm]]:
+    now, prefixes = ask.now, ask.prefixes
+    longest = ask.terms.lifetimes[-1].name if ask.terms.lifetimes else ""
+    found: list[tuple[int, Warm]] = []
+    for index in range(len(prefixes) - 1, -1, -1):
+        warm = prefixes[index].warm
+        if warm is not None and warm.ready_at <= now < warm.expires_at and warm.sure >= SURE:
+            found.append((index, warm))
+            if warm.ttl == longest:
+                break
+    return found
+
+
+def _in_conversation(prefix: Prefix) -> bool:
+    return prefix.kind not in FIXED
 
 
 class Line:
@@ -66,24 +72,24 @@ class Line:
 
     `alive` are the entries on its path and their lifetimes; `wait` is the one whose end means that its session went on, at
     index `back`: what it continued, where that is most of it, since the very end is often cut a little. `anchor` are the tokens
-    cached for the longest lifetime, `carried` those that can only be read if a mark keeps what stands before it.
+    cached for the longest lifetime, `carried` those that are only there if a mark keeps what stands before it.
     """
 
     __slots__ = ("alive", "anchor", "back", "carried", "kept", "stop", "turn", "wait")
 
     def __init__(self, view: View, plan: CachePlan, written: dict[int, str], opened: dict[int, Wait]) -> None:
-        ask, terms = view.ask, view.ask.terms
+        ask, lifetimes = view.ask, view.ask.terms.lifetimes
         last = plan.marks[-1].index if plan.marks else -1
-        self.alive = {index: view.ttl(index) for index, _ in view.live if index <= last} | written
-        self.turn = view.turns
+        self.alive = {index: warm.ttl for index, warm in view.live if index <= last} | written
+        self.turn = view.like[2]
         self.stop: Chain | None = None
         self.kept: KeepAlive | None = None
-        longest = terms.lifetimes[-1].name if terms.lifetimes else ""
+        longest = lifetimes[-1].name if lifetimes else ""
         self.anchor = max((ask.prefixes[i].tokens for i, ttl in self.alive.items() if ttl == longest), default=0)
         most_of_it = 2 * view.known_tokens > ask.prefixes[-1].tokens
         self.back = view.known if view.known in self.alive and most_of_it else max(self.alive, default=-1)
         self.wait = opened.get(self.back)
-        self.carried = _carried(view, last)
+        self.carried = 0
 
     def kept_alive(self, held: Held) -> Iterator[tuple[int, str, float]]:
         """What could be kept alive next: index, lifetime, and when it was used last."""
@@ -128,24 +134,24 @@ def places(view: View) -> list[tuple[int, str]]:
 
 def covered(view: View, terms: CacheTerms) -> list[Covered]:
     """What the entries that will be read, and refreshed, keep for which lifetime."""
-    numbers = {lifetime.name: number for number, lifetime in enumerate(terms.lifetimes)}
-    depth = [0] * len(numbers)
-    for _, prefix in view.live:
-        number = numbers.get(prefix.warm.ttl, 0) if prefix.warm is not None else 0
-        depth[: number + 1] = [max(tokens, prefix.tokens) for tokens in depth[: number + 1]]
-    steps = zip(depth, [*depth[1:], 0], strict=True)
-    return [Covered(here - longer, number) for number, (here, longer) in enumerate(steps) if here > longer]
+    found: list[Covered] = []
+    deepest: dict[str, int] = {}
+    for index, warm in view.live:
+        deepest.setdefault(warm.ttl, view.ask.prefixes[index].tokens)
+    upto = 0
+    for number in range(len(terms.lifetimes) - 1, -1, -1):
+        tokens = deepest.get(terms.lifetimes[number].name, 0)
+        if tokens > upto:
+            found.append(Covered(tokens - upto, number))
+            upto = tokens
+    return found
 
 
-def _carried(view: View, last: int) -> int:
-    """Tokens to be read of an entry that outlived what it was written after, if that is what happens here; else 0."""
-    if not 0 <= view.read <= last:
+def carried(view: View, wait: Wait | None) -> int:
+    """Tokens that will be read only if a mark keeps what stands before it: of an entry for longer, written after one that would
+    be dead by now; else 0. `wait` is the one at the entry."""
+    if wait is None or not wait.carries:
         return 0
-    terms = view.ask.terms
-    seconds = {lifetime.name: lifetime.seconds for lifetime in terms.lifetimes}
-    warm = view.ask.prefixes[view.read].warm
-    if warm is None or len(seconds) < 2 or warm.ttl == terms.lifetimes[0].name:
-        return 0
-    idle = view.ask.now - (warm.expires_at - seconds.get(warm.ttl, 0.0))
-    alone = all(index == view.read or prefix.warm is None or prefix.warm.ttl != warm.ttl for index, prefix in view.live)
-    return view.read_tokens if alone and idle > terms.lifetimes[0].seconds else 0
+    lifetimes, warm = view.ask.terms.lifetimes, view.live[0][1]
+    idle = view.ask.now - (warm.expires_at - next((x.seconds for x in lifetimes if x.name == warm.ttl), 0.0))
+    return view.read_tokens if idle > lifetimes[0].seconds else 0

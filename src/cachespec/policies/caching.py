@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cachespec.caching import CacheAsk, CachePlan, CacheTerms, Choice, Held, KeepAlive, Outcome
 from cachespec.decision import Reason
 from cachespec.errors import InputError
-from cachespec.policies._cache_request import FIXED, NEAR, Line, View, covered, places
+from cachespec.policies._cache_request import FIXED, NEAR, Line, View, carried, covered, places
 from cachespec.policies._cache_value import Candidate, Marks, best_marks, keeping, reaching, thinned
 from cachespec.reuse import EDGES, Chain, Key, Reuse, Wait
 
@@ -83,23 +83,27 @@ class ExpectedCost:
             view = self._look(ask)
         self._view = None
         watched = places(view)
-        waits = self._reuse.passed(view.keys, view.known, now)
-        for wait in waits[: view.read + 1]:
-            if wait is not None:
-                wait.unread = wait.credit = 0
+        waits = self._reuse.passed([prefix.key for prefix in prefixes], view.known, now)
+        for read in waits[: view.read + 1]:
+            if read is not None:
+                read.unread = read.credit = 0
         written = {mark.index: mark.ttl for mark in plan.marks if mark.index > view.read}
-        horizon = terms.lifetimes[-1].seconds if terms.lifetimes else 0.0
+        seconds = {lifetime.name: lifetime.seconds for lifetime in terms.lifetimes}
+        horizon = max(seconds.values(), default=0.0)
         opened: dict[int, Wait] = {}
         for index, role in watched:
             before = waits[index] if index < len(waits) else None
             chain = self._chain(view, role, prefixes[index].tokens)
-            wait = self._reuse.watch(view.keys[index], chain, now, role, view.turn, before)
+            wait = self._reuse.watch(prefixes[index].key, chain, now, role, view.turn, before)
             if index in written:
                 wait.unread, wait.credit = wait.unread + 1, 0
+                wait.carries = bool(view.live) and seconds.get(written[index], 0.0) > seconds.get(view.live[0][1].ttl, 0.0)
             elif before is not None and index > view.read and now - before.opened <= horizon:
                 wait.credit += 1
             opened[index] = wait
-        opened[len(prefixes) - 1].note = Line(view, plan, written, opened)
+        line = opened[len(prefixes) - 1].note = Line(view, plan, written, opened)
+        if view.read in line.alive and view.read < len(waits):
+            line.carried = carried(view, waits[view.read])
         if ask.session is not None:
             self._latest[ask.tenant, ask.session] = now
             self._latest.move_to_end((ask.tenant, ask.session))
@@ -164,9 +168,9 @@ class ExpectedCost:
         self._reuse.load(rest)
 
     def _look(self, ask: CacheAsk) -> View:
-        keys = [prefix.key for prefix in ask.prefixes]
-        known = self._reuse.deepest(keys)
-        return View(ask, keys, known, self._reuse.wait(keys[known]) if known >= 0 else None)
+        prefixes = ask.prefixes
+        known = len(prefixes) - 1 - self._reuse.new(prefix.key for prefix in reversed(prefixes))
+        return View(ask, known, self._reuse.wait(prefixes[known].key) if known >= 0 else None)
 
     def _line(self, ask: CacheAsk) -> Line | None:
         """What `sent` noted of this request, unless the same prompt was sent again meanwhile."""
@@ -184,7 +188,7 @@ class ExpectedCost:
             tokens = prefixes[index].tokens
             if index <= view.read or tokens < least:
                 break
-            wait = self._reuse.wait(view.keys[index]) if index <= view.known else None
+            wait = self._reuse.wait(prefixes[index].key) if index <= view.known else None
             if wait is not None and wait.unread >= _UNREAD and wait.credit < wait.unread:
                 blocked = True
                 continue
@@ -202,7 +206,7 @@ class ExpectedCost:
         length = tokens.bit_length()
 
         def classes() -> Iterator[Key]:
-            ask, (traffic, types), turn = view.ask, view.like, view.turns
+            ask, (traffic, types, turn) = view.ask, view.like
             kind = role.partition(":")[0]
             yield (kind,)
             if role != kind:
@@ -217,7 +221,7 @@ class ExpectedCost:
             if ask.session is not None:
                 yield (role, "session", ask.tenant or "", ask.session)
 
-        return self._reuse.chain((role, view.like, view.whose, view.turns, new, length), classes)
+        return self._reuse.chain((role, view.like, view.whose, new, length), classes)
 
     def _stop_chain(self, ask: CacheAsk, outcome: Outcome, turn: int) -> Chain:
         stop = outcome.stop or ""
@@ -235,7 +239,7 @@ class ExpectedCost:
 def _fitted(found: Marks, view: View, terms: CacheTerms) -> tuple[Marks, list[Choice]]:
     """The marks within the slots, with one from which the deepest entry is found."""
     marks: list[Choice] = []
-    for room in (terms.slots, terms.slots - 1):
+    for room in (terms.slots, max(terms.slots - 1, 1)):
         found = thinned(found, room)
         chosen = [Choice(index=candidate.index, ttl=terms.lifetimes[number].name) for candidate, number in found]
         marks = reaching(chosen, view.ask.prefixes, view.read, terms)
@@ -249,12 +253,13 @@ def _anchored(marks: list[Choice], view: View, terms: CacheTerms) -> list[Choice
     """With a mark at what is cached: at the deepest where none writes, so that it is read; and at the end of tools and
     system, which is nothing to the vendor while all is as believed, and saves most of the loss where it is not."""
     if view.read >= 0 and not marks:
-        marks = [Choice(index=view.read, ttl=view.ttl(view.read))]
+        marks = [Choice(index=view.read, ttl=view.live[0][1].ttl)]
     system = view.system
     if 0 <= system < view.read and marks and marks[0].index > system and len(marks) < terms.slots:
-        ttl = next((view.ttl(index) for index, _ in view.live if index == system), None)
-        if ttl is not None and terms.lifetime(ttl).seconds >= terms.lifetime(marks[0].ttl).seconds:
-            return [Choice(index=system, ttl=ttl), *marks]
+        warm = view.ask.prefixes[system].warm
+        alive = warm is not None and warm.ready_at <= view.ask.now < warm.expires_at
+        if warm is not None and alive and terms.lifetime(warm.ttl).seconds >= terms.lifetime(marks[0].ttl).seconds:
+            return [Choice(index=system, ttl=warm.ttl), *marks]
     return marks
 
 
@@ -352,6 +357,6 @@ def _marked(ask: CacheAsk, indexes: Sequence[int], ttl: str | None) -> CachePlan
     wanted = {index for index in indexes if prefixes[index].tokens >= terms.minimum}
     reasons = (Reason("below_minimum", f"this model caches from {terms.minimum} tokens on"),) if not wanted else ()
     if terms.lookback == 1:  # only what a mark stands on is found
-        wanted.update(view.read for view in (View(ask, [], -1, None),) if view.read >= 0)
+        wanted.update(view.read for view in (View(ask),) if view.read >= 0)
     marks = [Choice(index=index, ttl=name or names[0]) for index in sorted(wanted)]
     return CachePlan(marks=tuple(marks[-terms.slots :] if terms.slots else ()), reasons=reasons)
