@@ -95,12 +95,16 @@ class Passes:
 
 
 class Switch(SpeculationControl):
-    """The control of an engine that stands for several: `current` is asked; None decodes as without one."""
+    """The control of an engine that stands for several: `current` is asked; None decodes as without one.
 
-    def __init__(self) -> None:
+    `cpu`: what a step took is told in CPU seconds.
+    """
+
+    def __init__(self, *, cpu: bool) -> None:
         super().__init__(Never(), None, costs=None, max_tokens=1)
         self.current: SpeculationControl | None = None
         self.passes = Passes()
+        self._cpu, self._planned = cpu, 0.0
 
     def open(self, prompt: Sequence[int], *, sampling: Sampling, namespace: bytes | None, output: int) -> Track:
         self.passes = Passes()
@@ -117,10 +121,13 @@ class Switch(SpeculationControl):
         began = perf_counter()
         plans = self.current.plan(tracks, remaining)
         self.passes.planning_s += perf_counter() - began
+        self._planned = process_time()
         return plans
 
     def settle(self, tracks: Sequence[Track], plans: Sequence[Plan], outcomes: Sequence[Outcome], seconds: float) -> None:
         assert self.current is not None
+        if self._cpu:
+            seconds = process_time() - self._planned
         began = perf_counter()
         self.current.settle(tracks, plans, outcomes, seconds)
         self.passes.planning_s += perf_counter() - began
@@ -153,17 +160,25 @@ class Run:
 
 
 class Bench:
-    """An engine and the candidates that run on it: `add` them, then `run`."""
+    """An engine and the candidates that run on it: `add` them, then `run`.
+
+    `cpu`: on a machine that is not quiet, one thread is measured by the CPU seconds it took, which the engine's policy goes by.
+    """
 
     def __init__(
-        self, backend: LlamaCppBackend | TorchBackend, *, threads: int, tries: int = TRIES, budget_s: float = 6.0
+        self, backend: LlamaCppBackend | TorchBackend, *, threads: int, cpu: bool = False, budget_s: float = 6.0
     ) -> None:
-        self._threads, self._tries = threads, tries
+        self._threads, self._tries = threads, 1 if cpu else TRIES
         self.backend = backend
         self.runtime: Runtime = backend.load_runtime(lambda part: True)
-        table = undisturbed(lambda: _own(lambda: calibrate(self.runtime, batches=(1,), seconds=budget_s)), threads=threads)[0]
+        clock = process_time if cpu else perf_counter
+
+        def calibrated() -> CostTable:
+            return calibrate(self.runtime, batches=(1,), seconds=budget_s, clock=clock)
+
+        table = undisturbed(lambda: _own(calibrated), threads=threads, tries=self._tries)[0]
         self.costs: CostTable = table
-        self._switch = Switch()
+        self._switch = Switch(cpu=cpu)
         self._controls: dict[str, SpeculationControl | None] = {}
         self._template = ChatTemplate(self.runtime.info)
         self._engine = Engine(self.runtime, parallel=1, prefill_chunk=128, control=self._switch, costs=CostModel(self.costs))

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._speculation import TRIES, Bench, Records, Run, backend_for, geometric, interval
+from benchmarks._speculation import Bench, Records, Run, backend_for, geometric, interval
 
 from cachespec.engine.drafters import factories
 from cachespec.engine.drafters.suffix import SuffixDrafter
@@ -56,7 +56,7 @@ def spec_bench(path: Path) -> Prompts:
 
 def measure(given: argparse.Namespace, records: Records) -> None:
     backend = backend_for(given.runtime, model=given.model, threads=given.threads, context=given.context)
-    bench = Bench(backend, threads=given.threads, tries=1 if given.clock == "cpu" else TRIES)
+    bench = Bench(backend, threads=given.threads, cpu=given.clock == "cpu")
     drafters: list[Any] = []
     try:
         head = {"head": True, "runtime": given.runtime, "threads": given.threads, "model": bench.runtime.info.description}

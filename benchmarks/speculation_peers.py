@@ -65,7 +65,7 @@ def measure(given: argparse.Namespace, folder: Path, records: Records) -> None:
     worker = Worker(given.python, folder, given.dtype, given.threads)
     backend = backend_for(given.dtype, model=str(folder), threads=given.threads, context=1024)
     tries = 1 if given.clock == "cpu" else TRIES
-    bench = Bench(backend, threads=given.threads, tries=tries)
+    bench = Bench(backend, threads=given.threads, cpu=given.clock == "cpu")
     bench.add("cachespec", None, None)
     bench.add("cachespec speculating", Goodput(), SuffixDrafter())
 
