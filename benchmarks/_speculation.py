@@ -171,7 +171,7 @@ class Bench:
         self._threads, self._tries = threads, 1 if cpu else TRIES
         self.backend = backend
         self.runtime: Runtime = backend.load_runtime(lambda part: True)
-        clock = process_time if cpu else perf_counter
+        self._clock = clock = process_time if cpu else perf_counter
 
         def calibrated() -> CostTable:
             return calibrate(self.runtime, batches=(1,), seconds=budget_s, clock=clock)
@@ -189,7 +189,7 @@ class Bench:
         control = None
         if policy is not None:
             costs = CostModel(self.costs)
-            control = SpeculationControl(policy, drafter, costs=costs, max_tokens=self.runtime.width)
+            control = SpeculationControl(policy, drafter, costs=costs, max_tokens=self.runtime.width, clock=self._clock)
         self._controls[name] = control
 
     def prompt(self, text: str) -> tuple[int, ...]:
