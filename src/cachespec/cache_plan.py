@@ -59,6 +59,11 @@ class Planned:
     route: bytes | None = None
 
     @property
+    def keeps(self) -> bool:
+        """Whether the next turn of the conversation will find this prompt cached: what is marked, or kept by itself."""
+        return bool(self.spots) and self.spots[-1].index >= len(self.prompt.segments) - 2
+
+    @property
     def places(self) -> Layout:
         """Where marks may stand; what `spots` and `found` refer to."""
         return _NO_PLACES if self.layout is None else self.layout
@@ -67,9 +72,7 @@ class Planned:
 class CachePlanner:
     """Plans with one policy and one belief. `densities` gives what is learned of a model's tokens (``provider:model``)."""
 
-    def __init__(
-        self, policy: CachingPolicy, warmth: Warmth, keys: CacheKeys, densities: Callable[[str], TokenModel]
-    ) -> None:
+    def __init__(self, policy: CachingPolicy, warmth: Warmth, keys: CacheKeys, densities: Callable[[str], TokenModel]) -> None:
         self.policy, self.warmth, self.keys = policy, warmth, keys
         self._densities = densities
         self._settled: dict[str, Weights] = {}

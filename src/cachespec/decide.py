@@ -15,7 +15,7 @@ from random import random
 from time import perf_counter
 from typing import Any
 
-from cachespec.backends.base import Backend
+from cachespec.backends.base import Backend, Estimate
 from cachespec.cache_plan import CachePlanner, Planned
 from cachespec.decision import (
     Ask,
@@ -313,10 +313,22 @@ class Decider:
                 output_max = _least(output_max, capabilities.context - tokens.input)
         expected = self._learned.output_expected(asked.ask, output_max)
         tokens = with_output(tokens, output_max, said.output_expected if expected is None else expected, said.worst_input)
-        own[name] = own_latency(estimate.latency, local=capabilities.local)
-        latency = self._learned.latency(name, estimate.latency, tokens, local=capabilities.local, now=asked.ask.now)
+        itself, busy = _for_output(estimate, tokens.output_expected) if capabilities.local else (estimate.latency, None)
+        own[name] = own_latency(itself, local=capabilities.local)
+        latency = self._learned.latency(name, itself, tokens, local=capabilities.local, now=asked.ask.now)
+        if busy is not None and itself.total_ms and latency.total_ms is not None:
+            busy *= latency.total_ms / itself.total_ms  # what is learned of all of its time holds for this part, too
         timeout = asked.ask.timeout_s
-        priced = quote(backend.rates, estimate, tokens, latency, at_most_s=None if timeout is None else timeout + STEP_S)
+        priced = quote(
+            backend.rates,
+            estimate,
+            tokens,
+            latency,
+            at_most_s=None if timeout is None else timeout + STEP_S,
+            busy_s=busy,
+            turns=self._learned.outputs.further_turns(asked.ask),
+            reads=capabilities.local or planned.keeps,
+        )
         reasons += self._budget(name, asked, priced, estimate.unbounded, errors)
         out = any(r.code in ("context_length", "budget", "price_unknown") for r in reasons)
         return Offer(
@@ -370,6 +382,16 @@ class Decider:
                 errors[name] = error
                 return [Reason("budget", str(error))]
         return []
+
+
+def _for_output(estimate: Estimate, expected: int | None) -> tuple[Latency, float | None]:
+    """A local engine's own times, and how long it is busy, for an answer of the expected length, not of the one it took."""
+    latency, taken = estimate.latency, estimate.tokens.output_expected
+    if not taken or expected is None or expected == taken or latency.ttft_ms is None or latency.total_ms is None:
+        return latency, estimate.busy_s
+    changed = (latency.total_ms - latency.ttft_ms) * (expected / taken - 1.0)
+    busy = None if estimate.busy_s is None else max(estimate.busy_s + changed / 1000, 0.0)
+    return replace(latency, total_ms=latency.total_ms + changed), busy
 
 
 def _limits(asked: Asked) -> list[Limit]:

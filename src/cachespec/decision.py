@@ -111,12 +111,18 @@ class TokenEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """What a candidate would cost, in USD: expected, and the worst case that is reserved. None is not known."""
+    """What a candidate would cost, in USD: expected, and the worst case that is reserved. None is not known.
+
+    `ahead` is what the further turns of the conversation are expected to cost there, once it has begun there: what makes a
+    backend with cheap reads worth a dearer first turn. `turns` is how many there are expected to be.
+    """
 
     expected: Decimal | None
     worst: Decimal | None
     source: str | None
     price_date: str | None
+    ahead: Decimal | None = None
+    turns: float = 0.0
 
     def to_dict(self) -> dict[str, str | None]:
         return {
@@ -124,6 +130,7 @@ class Quote:
             "worst": money_text(self.worst),
             "source": self.source,
             "price_date": self.price_date,
+            "ahead": money_text(self.ahead),
         }
 
 

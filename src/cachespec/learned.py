@@ -99,6 +99,7 @@ class Learned:
         self.answers += 1
         if answer.sizes is not None and usage.input_tokens is not None:
             self.tokens(answer.model).learn(answer.sizes, usage.input_tokens)
+        self.outputs.learn_turn(answer.ask)
         if usage.output is not None:
             self.outputs.learn(answer.ask, usage.output)
         own = answer.own

@@ -1,4 +1,4 @@
-"""How long an answer will be, learned from the answers that came.
+"""How long an answer will be, and how many turns will follow it, learned from the answers that came.
 
 Answers of one kind of traffic resemble each other, so lengths are kept by class: the alias; with whether tools are offered;
 with the tenant; with the tags. A class seen rarely borrows from the one above it (the usual shrinkage of a hierarchical mean:
@@ -21,6 +21,9 @@ BORROWED = 4.0
 _MEMORY = 64.0  # answers after which an old one has lost its weight: traffic changes
 _CLASSES = 20_000
 
+MOST_TURNS = 50.0
+_FADES = 1 - 1 / 256  # of the counts of turns, with each one
+
 _Key: TypeAlias = tuple[str, ...]
 
 
@@ -29,6 +32,7 @@ class OutputLengths:
 
     def __init__(self) -> None:
         self._classes: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # weight, mean
+        self._turns: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # conversations, requests
 
     def expected(self, ask: Ask) -> float | None:
         """Expected output tokens of a request; None where nothing was learned about its alias."""
@@ -40,6 +44,32 @@ class OutputLengths:
             weight, own = found
             mean = own if mean is None else (weight * own + BORROWED * mean) / (weight + BORROWED)
         return mean
+
+    def further_turns(self, ask: Ask) -> float:
+        """Requests that are expected to follow this one in its conversation; 0 while nothing is known.
+
+        Requests over conversations, less one: where the chance of another turn is the same after each (a geometric law), so
+        many are still to come after any of them.
+        """
+        rate = None
+        for key in _keys(ask):
+            found = self._turns.get(key)
+            if found is None:
+                break
+            begun, requests = found
+            own = requests / max(begun, 1.0)
+            rate = own if rate is None else (requests * own + BORROWED * rate) / (requests + BORROWED)
+        return 0.0 if rate is None else min(max(rate - 1.0, 0.0), MOST_TURNS)
+
+    def learn_turn(self, ask: Ask) -> None:
+        """A request was answered: the first of its conversation, or one that followed another."""
+        first = ask.previous_backend is None
+        for key in _keys(ask):
+            begun, requests = self._turns.get(key, (0.0, 0.0))
+            self._turns[key] = begun * _FADES + first, requests * _FADES + 1.0
+            self._turns.move_to_end(key)
+        while len(self._turns) > _CLASSES:
+            self._turns.popitem(last=False)
 
     def learn(self, ask: Ask, tokens: int) -> None:
         """An answer to this request, read to its end, had so many output tokens."""
@@ -53,20 +83,26 @@ class OutputLengths:
 
     def to_list(self) -> list[Any]:
         """What it learned, as JSON."""
-        return [[*key, weight, mean] for key, (weight, mean) in self._classes.items()]
+        return [[[*key, a, b] for key, (a, b) in known.items()] for known in (self._classes, self._turns)]
 
     @classmethod
-    def from_list(cls, rows: Any) -> OutputLengths:
+    def from_list(cls, data: Any) -> OutputLengths:
         """What `to_list` gave; rows that cannot be that are left out."""
         made = cls()
-        for row in rows if isinstance(rows, list) else ():
-            match row:
-                case [*key, int() | float() as weight, int() | float() as mean] if all(isinstance(k, str) for k in key):
-                    if math.isfinite(mean) and 0 < weight <= _MEMORY and mean >= 0:
-                        made._classes[tuple(key)] = (float(weight), float(mean))
-                case _:
-                    continue
+        lengths, turns = data if isinstance(data, list) and len(data) == 2 else ((), ())
+        made._classes.update((key, (weight, mean)) for key, weight, mean in _rows(lengths) if 0 < weight <= _MEMORY)
+        made._turns.update((key, (begun, count)) for key, begun, count in _rows(turns) if begun <= count <= 1 / (1 - _FADES))
         return made
+
+
+def _rows(rows: Any) -> Iterator[tuple[_Key, float, float]]:
+    for row in rows if isinstance(rows, list) else ():
+        match row:
+            case [*key, int() | float() as a, int() | float() as b] if all(isinstance(k, str) for k in key):
+                if math.isfinite(a) and math.isfinite(b) and a >= 0 and b >= 0:
+                    yield tuple(key), float(a), float(b)
+            case _:
+                continue
 
 
 def _keys(ask: Ask) -> Iterator[_Key]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from cachespec.decision import Latency, Quote, TokenEstimate
 from cachespec.pricing import Rates
-from cachespec.usage import Cost, Usage
+from cachespec.usage import Cost, Usage, exact
 
 if TYPE_CHECKING:
     from cachespec.backends.base import Estimate
@@ -40,17 +41,26 @@ def with_output(tokens: TokenEstimate, output_max: int | None, expected: int | N
 
 
 def quote(
-    rates: Rates | None, estimate: Estimate, tokens: TokenEstimate, latency: Latency, *, at_most_s: float | None
+    rates: Rates | None,
+    estimate: Estimate,
+    tokens: TokenEstimate,
+    latency: Latency,
+    *,
+    at_most_s: float | None,
+    busy_s: float | None = None,
+    turns: float = 0.0,
+    reads: bool = False,
 ) -> Quote | None:
     """Expected and worst cost in USD; None when the price or the size of the input is not known, or there is no bound.
 
     `tokens` and `latency` are the estimate's with what was learned; a local engine's expected time is its latency. `at_most_s`
     is the request's deadline: whatever else happens on the machine, it cannot be busy with the request for longer, so that is
-    the worst case of a price per hour.
+    the worst case of a price per hour. `busy_s` is the part of that time that is spent on the request itself. `turns` are
+    expected to follow in the conversation; with `reads` they find the prompt of the one before them cached.
     """
     if rates is None or tokens.input is None:
         return None
-    seconds = _seconds(latency)
+    seconds = _seconds(latency) if busy_s is None else busy_s
     usage = Usage(
         uncached=tokens.uncached if tokens.uncached is not None else tokens.input,
         cache_read=tokens.cache_read or 0,
@@ -66,7 +76,35 @@ def quote(
             seconds=at_most_s,
             billing=estimate.billing,
         )
-    return Quote(expected=expected.amount, worst=worst, source=rates.source, price_date=rates.price_date)
+    ahead = None
+    if turns and expected.amount is not None:
+        each = _turn(rates, estimate, tokens, latency, reads=reads)
+        with exact():
+            ahead = None if each is None else each * Decimal(repr(round(turns, 3)))
+    return Quote(
+        expected=expected.amount,
+        worst=worst,
+        source=rates.source,
+        price_date=rates.price_date,
+        ahead=ahead,
+        turns=turns,
+    )
+
+
+def _turn(rates: Rates, estimate: Estimate, tokens: TokenEstimate, latency: Latency, *, reads: bool) -> Decimal | None:
+    """What one further turn is expected to cost: all there is by then is read, and what was answered is new."""
+    before, answer = tokens.input or 0, tokens.output_expected or 0
+    seconds = None
+    if latency.ttft_ms is not None and latency.total_ms is not None:
+        seconds = (latency.total_ms - latency.ttft_ms) / 1000  # with all but a little cached, it is the answer that takes time
+    ttl = next(iter(tokens.writes), "unspecified") if tokens.writes else "unspecified"
+    usage = Usage(
+        uncached=0 if reads else before + answer,
+        cache_read=before if reads else 0,
+        cache_write={ttl: answer} if reads and answer else {},
+        output=answer,
+    )
+    return rates.cost(usage, busy_s=seconds, billing=estimate.billing).amount
 
 
 def cut_usage(tokens: TokenEstimate, *, deltas: int, size: int) -> Usage:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import anyio
 import anyio.to_thread
@@ -239,10 +239,12 @@ class LocalBackend(ABC):
             output_max=output_max,
             worst_input=len(tokens),
         )
+        latency, busy = self._latency(loaded, rest, expected)
         return Estimate(
             tokens=counts,
             belief=belief,
-            latency=self._latency(loaded, rest, expected),
+            latency=latency,
+            busy_s=busy,
             speculation=speculation(loaded.started, expected),
         )
 
@@ -260,7 +262,8 @@ class LocalBackend(ABC):
         state = "cold" if reach == 0 else "warm" if reach >= _WARM * len(tokens) else "partial"
         return Belief(state=state, tokens=reach, evidence=evidence)  # type: ignore[arg-type]
 
-    def _latency(self, loaded: _Loaded, prefill: int, output: int) -> Latency:
+    def _latency(self, loaded: _Loaded, prefill: int, output: int) -> tuple[Latency, float]:
+        """How long it takes, and how much of that the engine works on it; the rest is waiting for others."""
         engine, info = loaded.started.engine, loaded.runtime.info
         measured = engine.prefill_speed.value, engine.decode_speed.value
         prefill_speed = measured[0] or self._flops_per_s / (2 * max(1, info.parameters))
@@ -268,11 +271,9 @@ class LocalBackend(ABC):
         ahead_tokens, ahead = engine.backlog
         wait = ahead_tokens / prefill_speed + ahead * (engine.answer_length.value or EXPECTED_OUTPUT) / decode_speed
         first = wait + prefill / prefill_speed + 1 / decode_speed
-        return Latency(
-            ttft_ms=first * 1000,
-            total_ms=(first + max(0, output - 1) / decode_speed) * 1000,
-            evidence="assumed" if None in measured else "measured",
-        )
+        total = first + max(0, output - 1) / decode_speed
+        evidence: Literal["measured", "assumed"] = "assumed" if None in measured else "measured"
+        return Latency(ttft_ms=first * 1000, total_ms=total * 1000, evidence=evidence), total - wait
 
     def report(self) -> dict[str, Any]:
         """Figures since the start, as JSON: what is reused, how fast it runs, what drafts are worth and why they are made.

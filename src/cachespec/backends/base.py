@@ -57,6 +57,8 @@ class Estimate:
     """A backend's view of a prompt, without I/O: tokens, what is cached, how long it takes, what it would draft.
 
     Attributes:
+        busy_s: seconds that a local engine will work on it, the wait for others not counted, for an answer of
+            `tokens.output_expected` tokens.
         output_max: output tokens that may be billed at most, as the body itself limits them (all of several answers, and a
             limit in `extra`, included). None: the caller's `max_output_tokens` and `capabilities.max_output` hold.
         billing: what the body asks for beyond the standard price (``{"service_tier": "priority"}``), for `Rates.worst`.
@@ -69,6 +71,7 @@ class Estimate:
     belief: Belief
     latency: Latency
     speculation: Speculation | None = None
+    busy_s: float | None = None
     output_max: int | None = None
     billing: Mapping[str, str] | None = None
     unbounded: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
 """Routing policies: the order in which eligible offers are tried.
 
-Each is a pure function of what was asked and what is offered. Prices are the expected ones, and what is believed cached is in
-them, so moving a session to where its prompt is cold costs what it costs. Limits of time are held against the slow answers
+Each is a pure function of what was asked and what is offered. Prices are the expected ones, of this request and of the turns
+that are expected to follow it; what is believed cached is in them, so moving a session to where its prompt is cold costs what
+it costs. Limits of time are held against the slow answers
 (`Latency.ttft_high_ms`), where those are known. Offers that break a limit come after all that keep it, the fastest first,
 since someone has to answer.
 """
@@ -69,11 +70,11 @@ class Fastest:
         return result
 
     def _dear(self, offer: Offer) -> Reason | None:
-        unknown, price = _price(offer)
-        if self.max_cost is None or (not unknown and price <= self.max_cost):
+        price = None if offer.quote is None else offer.quote.expected
+        if self.max_cost is None or (price is not None and price <= self.max_cost):
             return None
-        said = "its price is not known" if unknown else f"expected {money_text(price)} USD"
-        return Reason("price_unknown" if unknown else "budget", f"{said}, limit {money_text(self.max_cost)} USD")
+        said = "its price is not known" if price is None else f"expected {money_text(price)} USD"
+        return Reason("price_unknown" if price is None else "budget", f"{said}, limit {money_text(self.max_cost)} USD")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +218,11 @@ def _cheapest_praised(result: list[Offer]) -> list[Offer]:
     known = f"the lowest of {len(priced)}" if len(priced) > 1 else "the only one whose price is known"
     if any(r.code == "latency_limit" for o in priced for r in o.reasons):
         known += " in time"
-    result[0] = _with(first, Reason("cheapest", f"expected {money_text(_price(first)[1])} USD, {known}"))
+    quote = first.quote
+    amount = f"expected {money_text(None if quote is None else quote.expected)} USD"
+    if quote is not None and quote.ahead:
+        amount += f", and {money_text(quote.ahead.quantize(Decimal('1e-9')))} USD for about {quote.turns:.1f} further turns"
+    result[0] = _with(first, Reason("cheapest", f"{amount}, {known}"))
     return result
 
 
@@ -226,10 +231,11 @@ def _with(offer: Offer, reason: Reason | None) -> Offer:
 
 
 def _price(offer: Offer) -> tuple[bool, Decimal]:
+    """Whether the price is unknown, and what a request costs with the turns that are expected to follow it here."""
     quote = offer.quote
     if quote is None or quote.expected is None:
         return True, Decimal(0)
-    return False, quote.expected
+    return False, quote.expected + (quote.ahead or 0)
 
 
 def _ttft(offer: Offer) -> float:
