@@ -70,8 +70,8 @@ def test_what_was_learned_survives_a_restart_and_garbage_does_not() -> None:
     lengths = OutputLengths()
     lengths.learn(ASK, 10)
     lengths.learn(replace(ASK, tools=True), 500)
-    rows = json.loads(json.dumps(lengths.to_list()))
-    assert OutputLengths.from_list(rows).expected(ASK) == lengths.expected(ASK)
+    kept = json.loads(json.dumps(lengths.to_list()))
+    assert OutputLengths.from_list(kept).expected(ASK) == lengths.expected(ASK)
     rows: list[Any] = [None, {}, 3, [3], [[]], [["a", "x", 1]], [["a", 1, float("nan")]], [[1, 2, 3]], [["a", -1, 5]]]
     garbage: list[Any] = [*rows, *([row, row] for row in rows)]
     for bad in garbage:
