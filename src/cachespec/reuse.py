@@ -238,7 +238,8 @@ class Reuse:
 
         for known in (self._classes_old, self._classes):
             for gaps in known.values():
-                number(gaps)
+                if gaps.waits:
+                    number(gaps)
         places = []
         for key, wait in islice(self._latest(), _SAVED):
             if type(key) in (str, int, bytes):

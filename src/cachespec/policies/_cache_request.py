@@ -19,8 +19,10 @@ _LONG = 4
 """New places from which on a new part is long."""
 _DOCUMENTS = 2
 """Documents of a new part that are watched, the last ones."""
-NEAR = 0.9
-"""Share from which one number of tokens is as good as another."""
+_MOST = 0.9
+"""Share of a prompt that is as good as the whole of it to keep alive: the very end is often cut a little."""
+_APART = 0.97
+"""Share up to which two numbers of tokens can be told apart: they are estimates until a vendor counts."""
 
 
 class View:
@@ -72,7 +74,7 @@ class Line:
 
     `alive` are the entries on its path and their lifetimes; `wait` is the one whose end means that its session went on, at
     index `back`: what it continued, where that is most of it, since the very end is often cut a little. `anchor` are the tokens
-    cached for the longest lifetime, `carried` those that are only there if a mark keeps what stands before it.
+    cached for the longest lifetime, `carried` is what `carried` says.
     """
 
     __slots__ = ("alive", "anchor", "back", "carried", "kept", "stop", "turn", "wait")
@@ -87,7 +89,8 @@ class Line:
         longest = lifetimes[-1].name if lifetimes else ""
         self.anchor = max((ask.prefixes[i].tokens for i, ttl in self.alive.items() if ttl == longest), default=0)
         most_of_it = 2 * view.known_tokens > ask.prefixes[-1].tokens
-        self.back = view.known if view.known in self.alive and most_of_it else max(self.alive, default=-1)
+        goes_on = view.known > view.system and view.known in self.alive and most_of_it
+        self.back = view.known if goes_on else max(self.alive, default=-1)
         self.wait = opened.get(self.back)
         self.carried = 0
 
@@ -99,7 +102,7 @@ class Line:
             index, ttl = held.index, held.warm.ttl
             used = held.warm.expires_at - held.ask.terms.lifetime(ttl).seconds
             prefixes = held.ask.prefixes
-            near = 0 <= self.back < index and NEAR * prefixes[index].tokens < prefixes[self.back].tokens
+            near = 0 <= self.back < index and _MOST * prefixes[index].tokens < prefixes[self.back].tokens
             if near and self.alive.get(self.back) == ttl:
                 index = self.back
         yield index, ttl, used
@@ -148,10 +151,17 @@ def covered(view: View, terms: CacheTerms) -> list[Covered]:
 
 
 def carried(view: View, wait: Wait | None) -> int:
-    """Tokens that will be read only if a mark keeps what stands before it: of an entry for longer, written after one that would
-    be dead by now; else 0. `wait` is the one at the entry."""
+    """From how many tokens read on it is shown that a mark keeps what stands before it, where this request can tell; else 0.
+
+    It can where the deepest entry was written for longer than the one before it, and that one would be dead by now: without it,
+    no more than the next shallower entry is there. `wait` is the one at the deepest entry.
+    """
     if wait is None or not wait.carries:
         return 0
-    lifetimes, warm = view.ask.terms.lifetimes, view.live[0][1]
-    idle = view.ask.now - (warm.expires_at - next((x.seconds for x in lifetimes if x.name == warm.ttl), 0.0))
-    return view.read_tokens if idle > lifetimes[0].seconds else 0
+    now, lifetimes, warm = view.ask.now, view.ask.terms.lifetimes, view.live[0][1]
+    used = warm.expires_at - next((lifetime.seconds for lifetime in lifetimes if lifetime.name == warm.ttl), 0.0)
+    if now - used <= lifetimes[0].seconds:
+        return 0
+    shallower = (p.tokens for p in reversed(view.ask.prefixes[: view.read]) if p.warm is not None and p.warm.expires_at > now)
+    middle = (view.read_tokens + next(shallower, 0)) // 2
+    return middle if middle < _APART * view.read_tokens else 0

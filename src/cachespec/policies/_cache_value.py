@@ -81,12 +81,17 @@ def best_marks(
     return list(top[1])
 
 
-def thinned(marks: Marks, room: int) -> Marks:
-    """At most `room` marks: what matters least goes first, which is where its neighbours are closest."""
+def thinned(marks: Marks, room: int, read_tokens: int) -> Marks:
+    """At most `room` marks, the deepest among them. The one goes first that is read least for its own sake: by those who share
+    it and not the next one, times the tokens that only it would save them."""
     marks = list(marks)
     while len(marks) > room > 1:
-        gaps = [marks[i + 1][0].tokens - marks[i - 1][0].tokens if i else marks[1][0].tokens for i in range(len(marks) - 1)]
-        del marks[gaps.index(min(gaps))]
+        before = [read_tokens, *(candidate.tokens for candidate, _ in marks)]
+        losses = [
+            (candidate.tokens - before[i]) * (candidate.chances[number] - marks[i + 1][0].chances[marks[i + 1][1]])
+            for i, (candidate, number) in enumerate(marks[:-1])
+        ]
+        del marks[losses.index(min(losses))]
     return marks[-room:] if room > 0 else []
 
 

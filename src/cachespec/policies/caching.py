@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cachespec.caching import CacheAsk, CachePlan, CacheTerms, Choice, Held, KeepAlive, Outcome
 from cachespec.decision import Reason
 from cachespec.errors import InputError
-from cachespec.policies._cache_request import FIXED, NEAR, Line, View, carried, covered, places
+from cachespec.policies._cache_request import FIXED, Line, View, carried, covered, places
 from cachespec.policies._cache_value import Candidate, Marks, best_marks, keeping, reaching, thinned
 from cachespec.reuse import EDGES, Chain, Key, Reuse, Wait
 
@@ -115,11 +115,13 @@ class ExpectedCost:
         if line is None:
             return
         self._reuse.advance(outcome.ended_at)
-        if line.wait is not None:
+        if line.wait is not None and line.wait.role == "system":  # whoever comes, it is not for how this one ended
+            line.stop = line.wait.chain
+        elif line.wait is not None:
             line.stop = self._stop_chain(ask, outcome, line.turn)
             self._reuse.join(line.wait, line.stop)
         if line.carried and outcome.read is not None:
-            if outcome.read >= NEAR * line.carried:
+            if outcome.read >= line.carried:
                 self._carried += 1.0
             else:
                 self._dropped += 1.0
@@ -132,7 +134,7 @@ class ExpectedCost:
         if ask.session is not None and self._latest.get((ask.tenant, ask.session), ask.now) > ask.now:
             return None  # the session went on another way
         self._reuse.advance(now)
-        outlook = self._reuse.outlook(line.stop)
+        outlook = self._reuse.outlook(line.stop, line.wait.own if line.stop is line.wait.chain else None)
         for index, ttl, used in line.kept_alive(held):
             lifetime = terms.lifetime(ttl)
             at = used + lifetime.seconds - min(15.0, 0.02 * lifetime.seconds)
@@ -240,7 +242,7 @@ def _fitted(found: Marks, view: View, terms: CacheTerms) -> tuple[Marks, list[Ch
     """The marks within the slots, with one from which the deepest entry is found."""
     marks: list[Choice] = []
     for room in (terms.slots, max(terms.slots - 1, 1)):
-        found = thinned(found, room)
+        found = thinned(found, room, view.read_tokens)
         chosen = [Choice(index=candidate.index, ttl=terms.lifetimes[number].name) for candidate, number in found]
         marks = reaching(chosen, view.ask.prefixes, view.read, terms)
         if len(marks) <= terms.slots:
