@@ -38,6 +38,16 @@ class EngineAttempt:
     def busy_s(self) -> float:
         return self._running.busy_s
 
+    @property
+    def answer(self) -> tuple[int, ...]:
+        """The tokens of the answer so far, without an end token."""
+        return tuple(self._running.tokens[len(self._running.job.prompt) :])
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens of the prompt."""
+        return self._running.job.prompt
+
     async def read(self) -> Sequence[Event]:
         running = self._running
         while True:

@@ -15,6 +15,7 @@ from cachespec import plugins
 from cachespec.annotations import Where
 from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import BATCHES, CalibrationStore, CostModel, calibrate
+from cachespec.engine.evidence import Withheld, load_evidence
 from cachespec.engine.invariance import kept_width
 from cachespec.engine.loop import Engine
 from cachespec.engine.models import find_checkpoint
@@ -55,6 +56,7 @@ class EngineSettings:
     deterministic: bool
     draft: Mapping[str, Any] | None
     acceptance: Mapping[str, Any] | AcceptancePolicy | None
+    require_eval: float | None = None
 
     def __post_init__(self) -> None:
         at_least(self.context, 2, "context")
@@ -69,6 +71,10 @@ class EngineSettings:
             raise ConfigError(f"must be at least 1, not {self.max_gap}", key="max_gap")
         if self.kv_tokens is not None and self.kv_tokens < self.context:
             raise ConfigError(f"must be at least the context, {self.context}, not {self.kv_tokens}", key="kv_tokens")
+        if self.require_eval is not None and not 0 <= self.require_eval <= 1:
+            raise ConfigError(f"must be an acceptance from 0 to 1, not {self.require_eval}", key="require_eval")
+        if self.require_eval is not None and self.draft is None:
+            raise ConfigError("there is no drafter that evidence could be about", key="require_eval", hint="add draft")
         if self.draft is not None:
             where: Where = ("backends", self.name, "draft")
             try:
@@ -130,10 +136,12 @@ def start_engine(
     if settings.draft is not None and not runtime.info.rewinds:
         reason = "capability"
     elif settings.draft is not None:
-        fits = _fits(settings.draft)
-        drafter = _drafter(settings, runtime, load_draft) if fits is not False else None
+        trusted = _trusted(runtime, settings, settings.draft, store)
+        fits = draft_fits(settings.draft) if trusted else None
+        drafter = make_drafter(settings, settings.draft, runtime, load_draft) if trusted and fits is not False else None
         try:
-            costs = CostModel(_costs(runtime, settings, width, store))
+            costs = CostModel(measured_costs(runtime, settings, width, store))
+            policy = policy if trusted else Withheld()
             control = SpeculationControl(policy, drafter, costs=costs, max_tokens=width, fits=fits)
         except BaseException:
             if drafter is not None:
@@ -160,7 +168,15 @@ def start_engine(
     return Started(engine, control, reason, vocabulary)
 
 
-def _costs(runtime: Runtime, settings: EngineSettings, width: int, store: CalibrationStore) -> CostTable:
+def _trusted(runtime: Runtime, settings: EngineSettings, draft: Mapping[str, Any], store: CalibrationStore) -> bool:
+    """Whether there is evidence for the drafter, where the backend asks for some. Read at each start."""
+    if settings.require_eval is None:
+        return True
+    found = load_evidence(store, runtime.info.fingerprint, settings.name, draft)
+    return found is not None and found.acceptance >= settings.require_eval
+
+
+def measured_costs(runtime: Runtime, settings: EngineSettings, width: int, store: CalibrationStore) -> CostTable:
     """What was measured at earlier starts, and what is still missing as far as there is time for it."""
     identity = {**runtime.facts(), "parallel": settings.parallel, "invariant": width}
     known = store.load(runtime.info.fingerprint, identity)
@@ -171,17 +187,18 @@ def _costs(runtime: Runtime, settings: EngineSettings, width: int, store: Calibr
     return costs
 
 
-def _drafter(settings: EngineSettings, runtime: Runtime, load: Load) -> Drafter[Any]:
+def make_drafter(settings: EngineSettings, draft: Mapping[str, Any], runtime: Runtime, load: Load) -> Drafter[Any]:
+    """The drafter of a `draft` table. Raises ConfigError and what loading its model does."""
     where: Where = ("backends", settings.name, "draft")
     try:
-        use, options = plugins.split_use(settings.draft or {}, where)
+        use, options = plugins.split_use(draft, where)
         made: Drafter[Any] = plugins.make("drafters", use, options, where, {"target": runtime, "load": load}, None)
     except Problem as problem:
         raise problem.error() from problem.__cause__
     return made
 
 
-def _fits(draft: Mapping[str, Any]) -> bool | None:
+def draft_fits(draft: Mapping[str, Any]) -> bool | None:
     """Whether a draft model's files fit into the memory that is left; None when there is none, or nobody can tell."""
     name, free = draft.get("model"), _free_memory()
     if free is None or not isinstance(name, str):

@@ -39,6 +39,8 @@ class LlamaCppBackend(LocalBackend):
         cost: ``"0"``, ``{"per_hour": "0.40"}`` or ``{"per_mtok": ...}``; see `pricing.local_rates`.
         draft: the drafter, ``{"use": "suffix"}``; None decodes plainly. Its first start measures for some seconds.
         acceptance: the policy that says how far to draft; ``goodput`` where neither this nor ``[policies]`` says.
+        require_eval: the acceptance that ``cachespec eval`` must have found for this model and drafter before anything is
+            drafted; None asks for no evidence.
 
     Raises ConfigError for values out of range, UnknownPluginError. Nothing is loaded before `start`.
     """
@@ -61,6 +63,7 @@ class LlamaCppBackend(LocalBackend):
         cost: Mapping[str, Any] | str | None = None,
         draft: Mapping[str, Any] | None = None,
         acceptance: Mapping[str, Any] | None = None,
+        require_eval: float | None = None,
     ) -> None:
         at_least(1 if threads is None else threads, 1, "threads")
         at_least(0 if gpu_layers is None else gpu_layers, -1, "gpu_layers")
@@ -78,6 +81,7 @@ class LlamaCppBackend(LocalBackend):
             deterministic=deterministic,
             draft=draft,
             acceptance=acceptance,
+            require_eval=require_eval,
         )
         flops = _FLOPS_PER_THREAD * self._threads
         super().__init__(settings, model=model, cost=cost, reads_per_s=_READS_PER_S, flops_per_s=flops)

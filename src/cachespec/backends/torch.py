@@ -42,6 +42,8 @@ class TorchBackend(LocalBackend):
         cost: ``"0"``, ``{"per_hour": "0.40"}`` or ``{"per_mtok": ...}``; see `pricing.local_rates`.
         draft: the drafter, ``{"use": "suffix"}``; None decodes plainly. Its first start measures for some seconds.
         acceptance: the policy that says how far to draft; ``goodput`` where neither this nor ``[policies]`` says.
+        require_eval: the acceptance that ``cachespec eval`` must have found for this model and drafter before anything is
+            drafted; None asks for no evidence.
 
     Raises ConfigError for values out of range, UnknownPluginError. Nothing is loaded before `start`, torch neither.
     """
@@ -66,6 +68,7 @@ class TorchBackend(LocalBackend):
         cost: Mapping[str, Any] | str | None = None,
         draft: Mapping[str, Any] | None = None,
         acceptance: Mapping[str, Any] | None = None,
+        require_eval: float | None = None,
     ) -> None:
         at_least(1 if threads is None else threads, 1, "threads")
         self._device, self._dtype, self._threads = device, dtype, threads
@@ -81,6 +84,7 @@ class TorchBackend(LocalBackend):
             deterministic=deterministic,
             draft=draft,
             acceptance=acceptance,
+            require_eval=require_eval,
         )
         reads, flops = _CUDA if device.startswith("cuda") else _CPU
         super().__init__(settings, model=model, cost=cost, reads_per_s=reads, flops_per_s=flops)

@@ -27,6 +27,7 @@ COMMANDS = {
     "cost": ("cachespec.cli.cost", "Usage and price of one vendor usage object."),
     "demo": ("cachespec.cli.demo", "A real small model answers twice over one long prefix: no key, no configuration."),
     "doctor": ("cachespec.cli.doctor", "What is installed, what hardware is seen, which backends can start."),
+    "eval": ("cachespec.cli.eval", "What speculation, prefix sharing and policies would give on a slice of real traffic."),
     "explain": ("cachespec.cli.explain", "Which backend a request would go to and why; sends nothing."),
     "ledger": ("cachespec.cli.ledger", "What was spent, by whom, on what: totals and the last requests."),
     "plugins": ("cachespec.cli.plugins", "Every installed plug-in, and whether it can be loaded."),

@@ -1,0 +1,171 @@
+"""The result of an evaluation, and what it recommends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from cachespec.evaluation.interval import Acceptance
+from cachespec.evaluation.sharing import Prefixes
+from cachespec.usage import money_text
+
+ALL: Final = "all"
+"""The name of the whole slice as a group."""
+WORTH: Final = 1.03
+"""Predicted speed-up from which a drafter is recommended: less is within what a prediction may be off."""
+
+Progress = Callable[[str, int, int], None]
+"""Told what is going on, and how much of how much is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterScore:
+    """What a drafter would give. `acceptance` None: it proposed nothing, or nothing that could be compared.
+
+    `tokens_per_pass` and `predicted_speedup` are those of the backend's acceptance policy, which may draft less than it could,
+    or nothing.
+    """
+
+    acceptance: Acceptance | None
+    tokens_per_pass: float
+    predicted_speedup: float
+
+    def to_dict(self) -> dict[str, Any]:
+        rate = self.acceptance
+        return {
+            "acceptance": None if rate is None else rate.rate,
+            "low": None if rate is None else rate.low,
+            "high": None if rate is None else rate.high,
+            "tokens_per_pass": self.tokens_per_pass,
+            "predicted_speedup": self.predicted_speedup,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A category. `tokens` are of its answers; `recommended` is a drafter's name, or the reason code why none is."""
+
+    category: str
+    requests: int
+    tokens: int
+    drafters: Mapping[str, DrafterScore]
+    recommended: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "category": self.category,
+            "requests": self.requests,
+            "tokens": self.tokens,
+            "drafters": {name: score.to_dict() for name, score in self.drafters.items()},
+            "recommended": self.recommended,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """All of it. `overall` is the whole slice as one group; `best` what is recommended for it, as `Group.recommended`.
+
+    `notes` are remarks for a person: what was left out, and why.
+    """
+
+    backend: str
+    groups: tuple[Group, ...]
+    overall: Group
+    prefix: Prefixes
+    policies: Mapping[str, Decimal | None]
+    recommendation: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> str:
+        return self.overall.recommended
+
+    def to_dict(self) -> dict[str, Any]:
+        """The format ``eval``."""
+        return {
+            "backend": self.backend,
+            "groups": [group.to_dict() for group in self.groups],
+            "prefix": self.prefix.to_dict(),
+            "policies": {name: money_text(cost) for name, cost in self.policies.items()},
+            "recommendation": self.recommendation,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """An evaluation, and what it says to put into a configuration: the `draft` table, the caching policy's name."""
+
+    evaluation: Evaluation
+    draft: Mapping[str, Any] | None
+    caching: str | None
+
+
+def recommended(drafters: Mapping[str, DrafterScore], bar: float | None) -> str:
+    """The drafter that is predicted to give most, if that is worth it and over the bar; else why none."""
+    if not drafters:
+        return "no_gain"
+    over = {name: score for name, score in drafters.items() if over_bar(score, bar)}
+    if not over:
+        return "low_acceptance" if any(score.acceptance for score in drafters.values()) else "no_gain"
+    best = max(over, key=lambda name: over[name].predicted_speedup)
+    return best if over[best].predicted_speedup >= WORTH else "no_gain"
+
+
+def over_bar(score: DrafterScore, bar: float | None) -> bool:
+    """Whether its acceptance is known and reaches the bar, if there is one."""
+    return score.acceptance is not None and (bar is None or score.acceptance.rate >= bar)
+
+
+def local_words(backend: str, overall: Group, groups: tuple[Group, ...], bar: float | None, prefix: Prefixes) -> str:
+    """What to do about a local backend, in words."""
+    best, scores = overall.recommended, overall.drafters
+    if best in scores:
+        score = scores[best]
+        gains = [group.drafters[best].predicted_speedup for group in groups]
+        text = f"enable {best} speculation on {backend}: acceptance {_rate(score)}"
+        text += f" is over your {bar:.2f} trial bar, and" if bar is not None else ";"
+        text += f" answers are predicted to come {score.predicted_speedup:.2f} times as fast"
+        if len(gains) > 1:
+            text += f" ({min(gains):.2f} to {max(gains):.2f} by category)"
+    elif not scores:
+        text = f"no drafter could be scored on {backend}"
+    else:
+        name = max(scores, key=lambda name: scores[name].predicted_speedup)
+        score = scores[name]
+        text = f"leave speculation off on {backend} ({best}): {name} has acceptance {_rate(score)}"
+        if best == "low_acceptance":
+            text += f", under your {bar:.2f} trial bar"
+        else:
+            text += f", and is predicted to make answers {score.predicted_speedup:.2f} times as fast: not worth it here"
+        some = [group.category for group in groups if group.recommended == name]
+        if some:
+            text += f"; it would pay for {', '.join(some)} alone"
+    return f"{text}. {_sharing(prefix)}"
+
+
+def hosted_words(backend: str, prefix: Prefixes, caching: Mapping[str, Decimal | None]) -> str:
+    """What to do about a hosted backend, in words."""
+    text = f"no speculation on {backend} (vendor_optimises): whoever runs the model speculates already"
+    known = {name: cost for name, cost in caching.items() if cost is not None}
+    if known:
+        best = min(known, key=lambda name: known[name])
+        text += f". Cheapest caching policy for this slice: {best}, {money_text(known[best])} USD"
+        if known.get("off"):
+            text += f", {float(known[best] / known['off']):.0%} of what no caching costs"
+    elif caching:
+        text += ". What caching policies cost is not known: the model has no known price"
+    return f"{text}. {_sharing(prefix)}"
+
+
+def _rate(score: DrafterScore) -> str:
+    rate = score.acceptance
+    return "that is not known" if rate is None else f"{rate.rate:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
+
+
+def _sharing(prefix: Prefixes) -> str:
+    total = max(1, prefix.total_tokens)
+    text = f"{prefix.shared_tokens / total:.0%} of prompt tokens repeat an earlier prompt's beginning"
+    soon = prefix.by_lifetime["5m"]
+    return text + ("." if soon is None else f", {soon / total:.0%} within 5 minutes.")
