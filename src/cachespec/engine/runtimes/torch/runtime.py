@@ -228,8 +228,9 @@ class TorchRuntime:
         counts, mark = candidates(), self.info.fingerprint
         identity = {"measured": "threads", "library": library(self._decoder.device), "counts": counts}
         saved = {} if store is None else store.read(mark, identity) or {}
-        if (count := saved.get("threads")) in counts:
-            self._threads.change(int(count))
+        count = saved.get("threads")
+        if isinstance(count, int) and count in counts:
+            self._threads.change(count)
             return
         found = fastest(self._threads, self._decode_once)
         if store is not None:
