@@ -23,7 +23,7 @@ from cachespec.engine.estimates import DrafterEstimate, RequestEstimate
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.speculation import AcceptancePolicy, Candidate, Choice, CostTable, Step
 
-RISK: Final = 0.02
+RISK: Final = 0.01
 """Share of plain decoding's time that speculation may lose on a request."""
 PROBING: Final = 0.005
 """Share of decoding's time for probes."""
