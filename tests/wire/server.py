@@ -92,6 +92,7 @@ class WireServer:
     Attributes:
         requests: every request, in order of arrival. `connections` is how many are open, `opened` how many ever were.
         keep_alive: seconds an idle connection is kept; may be changed between requests.
+        slow_s: seconds before the first event of every stream; may be changed while it runs.
         counts: what a request counts as: the usage object for an answer of so many tokens, or the text of a 400.
     """
 
@@ -99,6 +100,7 @@ class WireServer:
         self.keep_alive, self.record = keep_alive, record
         self.port = port
         self.requests: list[Recorded] = []
+        self.slow_s = 0.0
         self.counts: Callable[[Api, dict[str, Any], dict[str, str]], Callable[[int], dict[str, Any]] | str] | None = None
         self.connections = self.opened = self.idle_closed = 0
         self.seen: Counter[str] = Counter()
@@ -357,6 +359,7 @@ class _Link(asyncio.Protocol):
             self.transport.write((_chunk(plain) if plain else b"") + _END)
             return True
         await self._pause(spec, "slowfirst")
+        await asyncio.sleep(self.server.slow_s)
         usage = bool((request.get("stream_options") or {}).get("include_usage"))
         if not spec.disturbed and counts is None:
             return await self._blocks(_coalesced(api, spec, usage)) and not spec.has("close-idle")
