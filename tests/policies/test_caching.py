@@ -176,13 +176,12 @@ def _worth(
     marks: Sequence[tuple[Candidate, int]], covered: Sequence[Covered], lifetimes: Sequence[Lifetime], read_tokens: int
 ) -> float:
     """What `best_marks` says it maximises, mark by mark."""
-    value, at = 0.0, read_tokens
+    value, at, kept = 0.0, read_tokens, max(read_tokens, sum(part.tokens for part in covered))
     for position, (candidate, number) in enumerate(marks):
         gaps = min(3.0, 1 / max(1 - candidate.chances[-1], 1e-9))
         chances = candidate.chances
-        value += (candidate.tokens - at) * (
-            (chances[0] + gaps * (chances[number] - chances[0])) * 0.9 - lifetimes[number].write + 1
-        )
+        saved = (chances[0] + gaps * (chances[number] - chances[0])) * 0.9
+        value += max(candidate.tokens - max(at, kept), 0) * saved - (candidate.tokens - at) * (lifetimes[number].write - 1)
         at = candidate.tokens
         if position == 0:
             longer = [part for part in covered if part.lifetime < number]
@@ -198,7 +197,7 @@ def test_the_best_set_is_found(data: st.DataObject) -> None:
     chance = st.lists(st.floats(0, 1), min_size=len(lifetimes), max_size=len(lifetimes)).map(sorted)
     tokens = sorted(data.draw(st.sets(st.integers(101, 9000), min_size=count, max_size=count)))
     candidates = [Candidate(i, n, data.draw(chance)) for i, n in enumerate(tokens)]
-    covered = [Covered(100, 0)] if data.draw(st.booleans()) else []
+    covered = data.draw(st.sampled_from([[], [Covered(100, 0)], [Covered(1000, 0)]]))
     found = best_marks(candidates, covered, lifetimes, read_tokens=100, read=0.1, trust=0.8, patience=3.0)
     best = 0.0
     for numbers in product(range(-1, len(lifetimes)), repeat=count):
@@ -474,6 +473,20 @@ def test_every_plan_is_legal(data: st.DataObject) -> None:
         vendor.send(places, source.choice([None, "a", "b"]), stop=source.choice(["stop", "tool_calls"]))
         vendor.held()
         vendor.now += source.choice([0.5, 10, 290, 500, 4000])
+
+
+def test_what_another_request_is_just_writing_is_not_written_twice_for_little() -> None:
+    vendor = Vendor(ExpectedCost())
+    for number in range(20):
+        for prompt in chat(f"s{number}", 5):
+            vendor.send(prompt, f"s{number}")
+            vendor.now += 10
+    *_, first, second = chat("x", 5, system=50_000)
+    vendor.send(first, "x")
+    vendor.now += 1  # cannot be read yet
+    assert [mark.index for mark in vendor.policy.plan(vendor.ask(second, "x")).marks] == [0]
+    vendor.now += 2
+    assert vendor.policy.plan(vendor.ask(second, "x")).marks[-1].index == len(second) - 1
 
 
 # What is kept alive.

@@ -30,15 +30,17 @@ class View:
 
     `known` is the index of the deepest prefix that any prompt had before (`wait` the wait there), `live` are the entries that
     can be read, deepest first, down to the deepest one of the longest lifetime: what is shallower adds nothing. `read` is
-    the first of them (-1: there is none), `system` the end of tools and system, `turn` how many requests this one goes on from.
+    the first of them (-1: there is none), `coming` are deeper ones that another request is just writing. `system` is the
+    end of tools and system, `turn` how many requests this one goes on from.
     """
 
-    __slots__ = ("ask", "known", "known_tokens", "like", "live", "origin", "read", "read_tokens", "system", "turn", "whose")
+    __slots__ = ("ask", "coming", "known", "known_tokens", "like", "live", "origin", "read", "read_tokens")
+    __slots__ += ("system", "turn", "whose")
 
     def __init__(self, ask: CacheAsk, known: int = -1, wait: Wait | None = None) -> None:
         self.ask, self.known = ask, known
         prefixes = ask.prefixes
-        self.live = _live(ask)
+        self.live, self.coming = _entries(ask)
         self.read, self.read_tokens = -1, 0
         if self.live:
             self.read = self.live[0][0]
@@ -52,17 +54,27 @@ class View:
         self.whose = (ask.tenant, ask.session)
 
 
-def _live(ask: CacheAsk) -> list[tuple[int, Warm]]:
+Entries = list[tuple[int, Warm]]
+"""Entries on a request's path with the index of each one's prefix, deepest first."""
+
+
+def _entries(ask: CacheAsk) -> tuple[Entries, Entries]:
+    """What can be read, and what is deeper than that and can be read soon."""
     now, prefixes = ask.now, ask.prefixes
     longest = ask.terms.lifetimes[-1].name if ask.terms.lifetimes else ""
-    found: list[tuple[int, Warm]] = []
+    live: Entries = []
+    coming: Entries = []
     for index in range(len(prefixes) - 1, -1, -1):
         warm = prefixes[index].warm
-        if warm is not None and warm.ready_at <= now < warm.expires_at and warm.sure >= SURE:
-            found.append((index, warm))
+        if warm is None or now >= warm.expires_at or warm.sure < SURE:
+            continue
+        if warm.ready_at <= now:
+            live.append((index, warm))
             if warm.ttl == longest:
                 break
-    return found
+        elif not live:
+            coming.append((index, warm))
+    return live, coming
 
 
 def _in_conversation(prefix: Prefix) -> bool:
@@ -136,10 +148,10 @@ def places(view: View) -> list[tuple[int, str]]:
 
 
 def covered(view: View, terms: CacheTerms) -> list[Covered]:
-    """What the entries that will be read, and refreshed, keep for which lifetime."""
+    """What the entries on a request's path keep for which lifetime."""
     found: list[Covered] = []
     deepest: dict[str, int] = {}
-    for index, warm in view.live:
+    for index, warm in view.coming + view.live:
         deepest.setdefault(warm.ttl, view.ask.prefixes[index].tokens)
     upto = 0
     for number in range(len(terms.lifetimes) - 1, -1, -1):

@@ -54,6 +54,8 @@ def best_marks(
     ones alone (a vendor bills "read A, write B - A"); `trust` is how far that is believed.
     """
     saving = 1.0 - read
+    # Where another request is just writing, more is kept than can be read: it is paid for again, and saves nothing again.
+    kept = max(read_tokens, sum(part.tokens for part in covered))
     best: list[list[tuple[float, _Path]]] = []
     top: tuple[float, _Path] = (0.0, ())
     for candidate in candidates:
@@ -61,8 +63,10 @@ def best_marks(
         row: list[tuple[float, _Path]] = []
         gaps = min(patience, 1.0 / max(1.0 - chances[-1], 1e-9))
         for number, lifetime in enumerate(lifetimes):
-            worth = (chances[0] + gaps * (chances[number] - chances[0])) * saving - (lifetime.write - 1.0)
-            value = (candidate.tokens - read_tokens) * worth
+            saved = (chances[0] + gaps * (chances[number] - chances[0])) * saving
+            premium = lifetime.write - 1.0
+            beyond = max(candidate.tokens - kept, 0)
+            value = beyond * saved - (candidate.tokens - read_tokens) * premium
             for part in covered:
                 if part.lifetime < number:
                     value += part.tokens * trust * gaps * (chances[number] - chances[part.lifetime]) * saving
@@ -70,7 +74,8 @@ def best_marks(
             for earlier in best:
                 for longer in range(number, len(lifetimes)):
                     found, before = earlier[longer]
-                    gained = found + (candidate.tokens - before[-1][0].tokens) * worth
+                    start = before[-1][0].tokens
+                    gained = found + min(candidate.tokens - start, beyond) * saved - (candidate.tokens - start) * premium
                     if gained >= value:
                         value, path = gained, before
             chosen = (value, (*path, (candidate, number)))

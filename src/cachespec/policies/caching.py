@@ -186,10 +186,13 @@ class ExpectedCost:
         found: list[Candidate] = []
         blocked = False
         until = terms.lifetimes[-1].seconds
+        coming = {index for index, _ in view.coming}
         for index, role in reversed(places(view)):
             tokens = prefixes[index].tokens
             if index <= view.read or tokens < least:
                 break
+            if index in coming:
+                continue
             wait = self._reuse.wait(prefixes[index].key) if index <= view.known else None
             if wait is not None and wait.unread >= _UNREAD and wait.credit < wait.unread:
                 blocked = True
