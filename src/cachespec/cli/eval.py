@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _EVERY_S = 10.0  # between lines of progress, where there is no terminal
 
+_WIDTH = 110  # of the table, where there is no terminal
+
 
 @click.command()
 @click.argument("prompts", type=click.Path(allow_dash=True))
@@ -160,9 +162,11 @@ def _print(found: Evaluation) -> None:
     from cachespec.usage import money_text
 
     out = console()
+    if not out.is_terminal:
+        out.width = max(out.width, _WIDTH)
     table = Table(box=None, pad_edge=False)
     for name in HEADER:
-        table.add_column(name, justify="left" if name in ("category", "drafter", "recommended") else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in ("category", "drafter", "recommended") else "right")
     groups = (*found.groups, found.overall) if len(found.groups) > 1 else found.groups
     for group in groups:
         for row in rows(group):

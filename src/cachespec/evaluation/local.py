@@ -48,9 +48,10 @@ class LocalEvaluation:
         progress: Progress,
         max_output_tokens: int,
         temperature: float | None,
+        measure_s: float,
         store: CalibrationStore,
     ) -> None:
-        self._config, self._backend, self._prompts = config, backend, prompts
+        self._config, self._backend, self._prompts, self._measure_s = config, backend, prompts, measure_s
         self._progress, self._most, self._temperature, self._store = progress, max_output_tokens, temperature, store
         self._settings = replace(backend.settings, parallel=1)
         self._notes: list[str] = []
@@ -103,7 +104,7 @@ class LocalEvaluation:
         believed = measured_costs(runtime, self._settings, runtime.width, self._store)
         self._progress("measuring", 1, 2)
         longest = longest_prompt(runtime, self._prompts.lines) + self._most
-        truth = Truth.measure(runtime, longest)
+        truth = Truth.measure(runtime, longest, seconds=self._measure_s)
         self._progress("measuring", 2, 2)
         return truth, believed
 

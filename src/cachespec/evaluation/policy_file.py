@@ -14,6 +14,7 @@ from cachespec.evaluation.result import Evaluation
 from cachespec.toml_source import parse
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+_FLAT = ("client", "policies")
 _WIDTH = 110
 
 
@@ -48,18 +49,16 @@ def _tree(config: Config) -> dict[str, Any]:
 
 
 def _tables(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """A table's own keys, then its tables; beyond two levels they are written in line."""
-    own = {key: value for key, value in table.items() if not (isinstance(value, Mapping) and len(path) < 2)}
+    """A table's own keys, then its tables. Plug-ins' tables, and what is inside them, are written in line."""
+    deeper = not path or (len(path) == 1 and path[0] not in _FLAT)
+    own = {key: value for key, value in table.items() if not (deeper and isinstance(value, Mapping))}
     lines: list[str] = []
     if path and (own or not table):
         lines += ["", f"[{'.'.join(map(_key, path))}]"]
     lines += [f"{_key(key)} = {_value(value)}" for key, value in own.items()]
     for key, value in table.items():
         if key not in own:
-            if len(path) == 1 and path[0] in ("client", "policies"):
-                lines.append(f"{_key(key)} = {_value(value)}")
-            else:
-                lines += _tables(value, (*path, key))
+            lines += _tables(value, (*path, key))
     return lines
 
 
@@ -85,7 +84,7 @@ def _value(value: Any) -> str:
 
 def _wrapped(text: str) -> list[str]:
     lines, line = list[str](), ""
-    for word in text.split():
+    for word in re.sub(r"[\x00-\x1f\x7f]", " ", text).split():
         if line and len(line) + len(word) >= _WIDTH:
             lines.append(line)
             line = ""

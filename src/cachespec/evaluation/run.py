@@ -24,6 +24,7 @@ async def evaluate(
     limit: int | None = 4,
     max_output_tokens: int = 128,
     temperature: float | None = None,
+    measure_s: float = 6.0,
     store: CalibrationStore | None = None,
 ) -> Evaluated:
     """Evaluate backend `name`. What a local one's drafters are worth is kept as evidence for `require_eval`.
@@ -32,6 +33,7 @@ async def evaluate(
         limit: lines of each category at most, of a local backend (None: all); a hosted one takes no time.
         max_output_tokens: of an answer that is generated.
         temperature: where a line names none; None: what the backend would take, 1, and 0 for lines with `turns`.
+        measure_s: seconds for measuring what calls of several tokens take, beside the calibration that is kept.
         store: where calibrations and evidence are kept; None: the user's cache folder.
 
     Raises InputError for a backend that there is not, and for a slice of which it can answer nothing; and what loading a model
@@ -49,6 +51,7 @@ async def evaluate(
         progress=progress,
         max_output_tokens=max_output_tokens,
         temperature=temperature,
+        measure_s=measure_s,
         store=store or CalibrationStore(),
     )
     return await local.evaluated()
