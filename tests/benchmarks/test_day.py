@@ -1,0 +1,22 @@
+"""The simulated day, small, with traffic that is made up: routing pays, and keeps its limits."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from benchmarks import day
+
+
+def test_cheapest_beats_every_single_backend_and_chance_within_its_limit() -> None:
+    sessions = day.traffic(None, support_count=40, coding_count=10, seed=3)
+    results = {result.routing: result for result in day.run(sessions, 6.0)}
+    cheapest = results.pop("cheapest")
+    assert cheapest.requests > 300
+    assert all(result.requests == cheapest.requests for result in results.values())
+    for name in ("only claude", "only gpt", "random"):
+        assert cheapest.cost <= results[name].cost, name
+    # What everybody shares is cold where nobody goes: an engine that would be the cheapest for all is found a little late.
+    assert cheapest.cost <= results["only laptop"].cost * Decimal("1.05")
+    assert cheapest.cost <= cheapest.hindsight * Decimal("1.10")
+    assert cheapest.late <= cheapest.possible * 0.01
+    assert len(cheapest.chosen) > 1
