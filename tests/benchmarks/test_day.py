@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+import pytest
+
 from benchmarks import day
 
 
+@pytest.mark.timeout(600)
 def test_cheapest_beats_every_single_backend_and_chance_within_its_limit() -> None:
-    sessions = day.traffic(None, support_count=40, coding_count=10, seed=3)
+    sessions = day.traffic(None, support_count=24, coding_count=6, seed=3)
     results = {result.routing: result for result in day.run(sessions, 6.0)}
     cheapest = results.pop("cheapest")
-    assert cheapest.requests > 300
+    assert cheapest.requests > 150
     assert all(result.requests == cheapest.requests for result in results.values())
     for name in ("only claude", "only gpt", "random"):
         assert cheapest.cost <= results[name].cost, name
