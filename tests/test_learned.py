@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -67,9 +68,8 @@ def test_a_local_backend_is_corrected_and_not_invented() -> None:
 def test_tokens_and_lengths_are_learned() -> None:
     learned = taught(ANSWER, times=40)
     assert learned.tokens("anthropic:claude").tokens(Sizes(text=4_000, pieces=2)) == pytest.approx(1_500, rel=0.05)
-    assert learned.output_expected(ASK, None) == 250
-    assert learned.output_expected(ASK, 100) == 100
-    assert Learned().output_expected(ASK, None) is None
+    assert learned.output_expected(ASK) == 250
+    assert Learned().output_expected(ASK) is None
 
 
 def test_what_was_not_counted_or_timed_teaches_nothing() -> None:
@@ -88,10 +88,28 @@ def test_a_restart_forgets_nothing_and_garbage_is_left_aside() -> None:
     for name, is_local in (("claude", False), ("laptop", True)):
         said = again.latency(name, ASSUMED, TOKENS, local=is_local, now=11.0)
         assert said == learned.latency(name, ASSUMED, TOKENS, local=is_local, now=11.0)
-    assert again.output_expected(ASK, None) == 250
+    assert again.output_expected(ASK) == 250
     assert again.dump() == learned.dump()
     for bad in (b"", b"[]", b"{}", b"[1,2,3,4]", b"[9,{},[],{}]", b'[1,{"m":3},[["a",1]],{"b":[true,{}]}]', b"\xff"):
         fresh = Learned()
         fresh.load(bad)
-        assert fresh.output_expected(ASK, None) is None
+        assert fresh.output_expected(ASK) is None
         assert fresh.latency("claude", ASSUMED, TOKENS, local=False, now=0.0).evidence == "assumed"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400", "-1", "1" + "0" * 400, "null", "[]"])
+def test_what_was_damaged_is_left_aside_number_by_number(number: str) -> None:
+    data = taught(ANSWER).dump().decode()
+    numbers = list(re.finditer(r"(?<![\w.\"-])-?\d[\d.e+-]*", data))
+    assert len(numbers) > 60
+    for found in numbers:
+        learned = Learned()
+        learned.load((data[: found.start()] + number + data[found.end() :]).encode())
+        latency = learned.latency("claude", ASSUMED, TOKENS, local=False, now=100.0)
+        assert latency.ttft_ms is not None
+        assert latency.total_ms is not None
+        assert 0 < latency.ttft_ms < latency.total_ms < 1e12
+        expected = learned.output_expected(ASK)
+        assert expected is None or expected < 1e9
+        learned.answered(ANSWER, now=200.0)
+    Learned().load(b"[" * 100_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tracemalloc
 
@@ -112,3 +113,19 @@ def test_a_hundred_thousand_prefixes_take_30_megabytes() -> None:
     assert size < 30e6
     warmth.put(HERE, KEYS[0], entry())
     assert len(warmth) == 100_000
+
+
+def test_entries_that_cannot_be_are_left_out_of_a_dump() -> None:
+    warmth = Warmth()
+    for i, (ready, until, sure) in enumerate(
+        [(100.0, 400.0, 1.0), (100.0, math.inf, 1.0), (math.nan, 400.0, 1.0), (100.0, 400.0, 7.0), (1e6, 1e6 + 300, 1.0)]
+    ):
+        warmth.put(HERE, KEYS[i], Entry("5m", 1000, ready, until, sure))
+    new = Warmth()
+    new.load(warmth.dump(), now=200.0)  # the last one by a clock that ran days ahead
+    assert [new.get(HERE, key) is not None for key in KEYS[:5]] == [True, False, False, False, False]
+    many = Warmth()
+    names = "\t".join(f"{i}" for i in range(300)).encode()
+    many.put(HERE, KEYS[0], entry())
+    many.load(b"cachespec warmth 1\n" + names + b"\n" + (HERE + KEYS[1] + bytes([200]) + bytes(25)), now=0.0)
+    assert len(many) == 1

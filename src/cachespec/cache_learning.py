@@ -118,9 +118,9 @@ class Caching:
         for spot in self._written(planned):
             old = self.warmth.get(planned.scope, spot.key)
             if old is not None and old.live(sent.start):
-                entry = replace(old, expires_at=max(old.expires_at, sent.start + _seconds(planned, old.ttl)))
+                entry = replace(old, expires_at=max(old.expires_at, sent.start + seconds_of(planned, old.ttl)))
             else:
-                entry = Entry(spot.ttl, spot.tokens, now, sent.start + _seconds(planned, spot.ttl))
+                entry = Entry(spot.ttl, spot.tokens, now, sent.start + seconds_of(planned, spot.ttl))
             self.warmth.put(planned.scope, spot.key, entry)
         if sent.lead is not None:
             sent.lead.release()
@@ -209,12 +209,12 @@ class Caching:
     def _drop(self, sent: Sent, key: bytes) -> None:
         """It was not there for this request: forget it, unless one that began later has written or read it."""
         entry = self.warmth.get(sent.planned.scope, key)
-        if entry is not None and entry.expires_at <= sent.start + _seconds(sent.planned, entry.ttl):
+        if entry is not None and entry.expires_at <= sent.start + seconds_of(sent.planned, entry.ttl):
             self.warmth.drop(sent.planned.scope, key)
 
     def _renew(self, sent: Sent, key: bytes, entry: Entry) -> None:
         """It was read: it lives on from the start of this request."""
-        until = max(entry.expires_at, sent.start + _seconds(sent.planned, entry.ttl))
+        until = max(entry.expires_at, sent.start + seconds_of(sent.planned, entry.ttl))
         self.warmth.put(sent.planned.scope, key, replace(entry, expires_at=until, sure=1.0))
 
     def _someone_wrote(self, sent: Sent, read: int) -> None:
@@ -229,7 +229,7 @@ class Caching:
             return
         known = self.warmth.get(planned.scope, key)
         ttl = planned.cache.terms.lifetimes[0].name if known is None else known.ttl
-        self.warmth.put(planned.scope, key, Entry(ttl, tokens, sent.start, sent.start + _seconds(planned, ttl), 1.0))
+        self.warmth.put(planned.scope, key, Entry(ttl, tokens, sent.start, sent.start + seconds_of(planned, ttl), 1.0))
 
     # -- the alarm
 
@@ -299,7 +299,7 @@ class Caching:
         return f"{POLICY}:{kind.__module__}.{kind.__qualname__}"
 
 
-def _seconds(planned: Planned, ttl: str) -> float:
+def seconds_of(planned: Planned, ttl: str) -> float:
     """How long an entry of this lifetime lives: for this model, where it has one of that name (a caller may use others)."""
     for lifetime in () if planned.cache is None else planned.cache.terms.lifetimes:
         if lifetime.name == ttl:

@@ -131,6 +131,8 @@ def _falling(spots: list[Spot], terms: CacheTerms) -> list[Spot]:
 
     cap: Spot | None = None
     for i, spot in enumerate(spots):
+        if spot.ttl not in seconds:
+            continue  # a lifetime of the caller's whose length is not known orders nothing
         if spot.callers:
             cap = spot if cap is None or length(spot) < length(cap) else cap
         elif cap is not None and length(spot) > length(cap):
@@ -138,6 +140,8 @@ def _falling(spots: list[Spot], terms: CacheTerms) -> list[Spot]:
     longest: Spot | None = None
     for i in range(len(spots) - 1, -1, -1):
         spot = spots[i]
+        if spot.ttl not in seconds:
+            continue
         if longest is not None and not spot.callers and length(spot) < length(longest):
             spots[i] = replace(spot, ttl=longest.ttl)
         elif longest is None or length(spot) > length(longest):

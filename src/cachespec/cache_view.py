@@ -16,7 +16,7 @@ from cachespec.cache_keys import CacheKeys
 from cachespec.cache_layout import Layout, Weights, tokens_to
 from cachespec.cache_marks import Places, Spot, reads
 from cachespec.cache_terms import PromptCache
-from cachespec.caching import CacheAsk, Prefix, Warm
+from cachespec.caching import CacheAsk, CacheTerms, Prefix, Warm
 from cachespec.decision import Ask, Belief, TokenEstimate
 from cachespec.messages import ImagePart, ToolResultPart
 from cachespec.prompt import Prompt, canonical_json
@@ -80,7 +80,7 @@ class View:
         prefixes = list(layout.prefixes)
         for i, entry in self.found:
             if entry.expires_at > now:
-                prefixes[i] = _with(prefixes[i], _warm(entry))
+                prefixes[i] = _with(prefixes[i], as_warm(entry, self.cache.terms))
         if prefixes and layout.at[-1] == layout.segments - 1:
             prefixes[-1] = _with(prefixes[-1], prefixes[-1].warm, "end")
         return prefixes
@@ -237,8 +237,11 @@ def _input_types(request: Request) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _warm(entry: Entry) -> Warm:
-    return Warm(ttl=entry.ttl, ready_at=entry.ready_at, expires_at=entry.expires_at, sure=entry.sure)
+def as_warm(entry: Entry, terms: CacheTerms) -> Warm:
+    """An entry as a policy sees it. A lifetime that is none of the terms' (a caller's own, other prices) is the shortest."""
+    known = any(lifetime.name == entry.ttl for lifetime in terms.lifetimes)
+    ttl = entry.ttl if known or not terms.lifetimes else terms.lifetimes[0].name
+    return Warm(ttl=ttl, ready_at=entry.ready_at, expires_at=entry.expires_at, sure=entry.sure)
 
 
 def _with(prefix: Prefix, warm: Warm | None, kind: Any = None) -> Prefix:

@@ -244,6 +244,8 @@ class Decider:
             more: dict[str, Any] = {"diagnostics": {"previous_message_id": before}}
         elif before is None:
             return planned
+        elif _given(asked.request, plan.backend, "prompt_cache_retention") is not None:
+            return planned  # the vendor refuses the two together, and the caller's own stands
         else:
             options = plan.options.get("prompt_cache_options") or {}
             more = {"prompt_cache_options": {**options, "comparison_response_id": before}}
@@ -398,6 +400,11 @@ def _limits(asked: Asked) -> list[Limit]:
     return [b.limit for b in asked.budgets if b.rule.scope != "request"]
 
 
+def _given(request: Request, backend: str, field: str) -> Any:
+    """What the caller set a field of OpenAI's body to; None: nothing."""
+    return request.extra.get(backend, {}).get(field) or request.passthrough.get("openai", {}).get(field)
+
+
 def _holder(request: Request) -> str | None:
     """The backend that keeps a conversation which this request names: such state never moves (contract D2)."""
     for name, fields in request.extra.items():
@@ -416,9 +423,9 @@ def _draw(session_id: str | None) -> float:
 def _downgraded(offers: list[Offer], asked: Asked, states: Sequence[BudgetState]) -> list[Offer]:
     """Where the worst case does not fit a budget that downgrades, only the cheapest offer, and those that fit, are left."""
     rules = [b for b in asked.budgets if b.rule.mode == "downgrade"]
-    known = {s.scope: s for s in states}
+    known = dict(zip(_limits(asked), states, strict=False))  # not by scope: a hard limit may watch the same one
     for budget in rules:
-        state = known.get(budget.limit.scope)
+        state = known.get(budget.limit)
         left = budget.limit.limit if state is None else state.limit - state.spent - state.reserved
         priced = [(o.quote.expected, o.backend) for o in offers if o.eligible and o.quote and o.quote.expected is not None]
         cheapest = min(priced, key=lambda pair: pair[0])[1] if priced else None

@@ -14,9 +14,10 @@ from decimal import Decimal
 
 from cachespec.backends.base import Backend, Warmed, Warming
 from cachespec.background import Background
-from cachespec.cache_learning import Caching, Sent
+from cachespec.cache_learning import Caching, Sent, seconds_of
 from cachespec.cache_plan import Planned
-from cachespec.caching import CacheAsk, Held, KeepAlive, Outcome, Warm
+from cachespec.cache_view import as_warm
+from cachespec.caching import CacheAsk, Held, KeepAlive, Outcome
 from cachespec.clock import Clock
 from cachespec.decide import Asked
 from cachespec.decision import Mark, Plan
@@ -122,7 +123,7 @@ class KeepAlives:
         if not live or len(self._planned) >= MOST:
             return
         place, entry = live[0]
-        warm = Warm(ttl=entry.ttl, ready_at=entry.ready_at, expires_at=entry.expires_at, sure=entry.sure)
+        warm = as_warm(entry, kept.ask.terms)
         chosen = kept.caching.held(Held(ask=kept.ask, outcome=kept.outcome, index=place, warm=warm, pings=kept.pings), now)
         if chosen is None or not 0 <= chosen.index < len(planned.places.keys):
             return
@@ -162,8 +163,7 @@ class KeepAlives:
         if read == 0 and not written:
             caching.warmth.drop(*key)
             return
-        ttl = planned.cache.terms.lifetime(entry.ttl) if planned.cache is not None else None
-        until = now + (0.0 if ttl is None else ttl.seconds)
+        until = now + seconds_of(planned, entry.ttl)
         caching.warmth.put(*key, replace(entry, expires_at=max(entry.expires_at, until), sure=1.0 if read else entry.sure))
         self._consider(replace(kept, pings=kept.pings + 1))
 

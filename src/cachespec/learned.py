@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from cachespec.decision import Ask, Latency, TokenEstimate
 from cachespec.health import Health
@@ -120,18 +121,22 @@ class Learned:
     def load(self, data: bytes) -> None:
         """Take up what `dump` gave; what cannot be read is left aside."""
         try:
-            version, tokens, outputs, speeds = json.loads(data)
-            pairs = [(str(name), bool(own), facts) for name, (own, facts) in speeds.items()]
+            version, tokens, outputs, speeds = json.loads(data, parse_constant=_no_number)
+            if version != _VERSION:
+                return
             models = {str(name): TokenModel.from_dict(facts) for name, facts in tokens.items()}
-        except (ValueError, TypeError, AttributeError):
+            lengths, measured = OutputLengths.from_list(outputs), {}
+            for name, (own, facts) in speeds.items():
+                measured[str(name)] = SpeedModel(own=bool(own))
+                measured[str(name)].load(facts)
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return
-        if version != _VERSION:
-            return
-        self._tokens = models
-        self.outputs = OutputLengths.from_list(outputs)
-        for name, own, facts in pairs:
-            self._speeds[name] = SpeedModel(own=own)
-            self._speeds[name].load(facts)
+        self._tokens, self.outputs = models, lengths
+        self._speeds |= measured
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 def own_latency(assumed: Latency, *, local: bool) -> Latency | None:

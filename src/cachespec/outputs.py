@@ -20,6 +20,7 @@ BORROWED = 4.0
 """How many answers of its own a class needs before it outweighs the one above it."""
 _MEMORY = 64.0  # answers after which an old one has lost its weight: traffic changes
 _CLASSES = 20_000
+_LONGEST = 1e9  # tokens that no answer has
 
 MOST_TURNS = 50.0
 _FADES = 1 - 1 / 256  # of the counts of turns, with each one
@@ -90,7 +91,8 @@ class OutputLengths:
         """What `to_list` gave; rows that cannot be that are left out."""
         made = cls()
         lengths, turns = data if isinstance(data, list) and len(data) == 2 else ((), ())
-        made._classes.update((key, (weight, mean)) for key, weight, mean in _rows(lengths) if 0 < weight <= _MEMORY)
+        rows = ((key, weight, mean) for key, weight, mean in _rows(lengths) if 0 < weight <= _MEMORY and mean < _LONGEST)
+        made._classes.update((key, (weight, mean)) for key, weight, mean in rows)
         made._turns.update((key, (begun, count)) for key, begun, count in _rows(turns) if begun <= count <= 1 / (1 - _FADES))
         return made
 

@@ -204,9 +204,12 @@ class SessionStream:
     def __init__(self, session: Session, new: Request) -> None:
         self._session, self._new = session, new
         self._stream: ResponseStream | None = None
+        self._over = False
 
     async def __aenter__(self) -> Self:
         session = self._session
+        if self._stream is not None:
+            raise StreamStateError("a stream can be entered once")
         if session._busy:
             raise StreamStateError("a session takes one turn at a time")
         if not self._new.messages:
@@ -226,8 +229,9 @@ class SessionStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._stream is None:
+        if self._stream is None or self._over:
             return
+        self._over = True  # leaving a second time must not add the turn again, nor end the next one
         try:
             await self._stream.__aexit__(kind, error, traceback)
         finally:

@@ -10,6 +10,7 @@ It is bounded: the entry unused for longest goes first. An entry takes about 250
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,8 @@ _SCOPE, _KEY = 8, 16
 _ROW = _SCOPE + _KEY + _PACKED.size
 _HEAD = b"cachespec warmth 1\n"
 _UNSURE, _SURE = 0.5, 1.0
+_AHEAD_S = 60.0
+_LIFETIMES = 64  # names in a dump: the vendors have half a dozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,8 @@ class Warmth:
         """
         known, self._entries = self._entries, OrderedDict()
         for whole, entry in _rows(data):
-            if entry.expires_at > now - forget_after_s:
+            # What began after now was written by another clock: nobody knows how long it lives.
+            if entry.expires_at > now - forget_after_s and entry.ready_at <= now + _AHEAD_S:
                 self.put(whole[:_SCOPE], whole[_SCOPE:], entry)
         self._entries.update(known)
         while len(self._entries) > self._most:
@@ -138,9 +142,11 @@ def _rows(data: bytes) -> Iterator[tuple[bytes, Entry]]:
     if not found or len(rows) % _ROW:
         return
     names = line.decode("utf-8", "replace").split("\t")
-    for whole, packed in _split(rows):
+    for whole, packed in _split(rows) if len(names) <= _LIFETIMES else ():
         if packed[0] < len(names):
-            yield whole, _entry(packed, names)
+            entry = _entry(packed, names)
+            if math.isfinite(entry.ready_at + entry.expires_at) and 0 <= entry.sure <= 1:
+                yield whole, entry
 
 
 def _split(rows: bytes) -> Iterable[tuple[bytes, bytes]]:

@@ -174,3 +174,15 @@ async def test_prewarming_keeps_to_budgets_and_a_failure_leaves_nothing(vendor: 
             await client.prewarm(system=SYSTEM)
         assert len(client._now.caching.fanout) == 0
         assert (await client.ledger.totals()).requests == 0
+
+
+async def test_no_question_is_put_where_the_vendor_would_refuse_it(vendor: Vendor) -> None:
+    async with vendor.client("gpt-5.4", diagnostics=True) as client:  # cache options came with 5.6
+        for _ in range(2):
+            await client.complete("One?", system=SYSTEM, session_id="s")
+    async with vendor.client(MODELS[1], diagnostics=True) as client:  # a retention and options are refused together
+        for _ in range(2):
+            await client.complete("One?", system=SYSTEM, session_id="t", extra={"b": {"prompt_cache_retention": "24h"}})
+    assert len(vendor.bodies) == 4
+    assert not any("prompt_cache_options" in body for body in vendor.bodies)
+    assert [body.get("prompt_cache_retention") for body in vendor.bodies[2:]] == ["24h", "24h"]

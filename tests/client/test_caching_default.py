@@ -93,3 +93,22 @@ async def test_a_conversation_is_cached_as_it_grows(vendor: Vendor, model: str) 
     totals = [total for _, _, _, total in vendor.rules.log]
     assert all(vendor.reads[i] >= 0.95 * totals[i - 1] for i in range(2, 12))
     assert {request.status for request in vendor.server.requests} == {200}
+
+
+async def test_a_callers_lifetime_that_the_terms_do_not_have_breaks_no_later_request(vendor: Vendor) -> None:
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
+    first: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": text(3000), **mark}]}
+    plain = {"role": "user", "content": text(3000)}
+    async with vendor.client("gpt-5.6-sol", None) as client:
+        for messages in (
+            [first],
+            [first],
+            [plain, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"}],
+        ):
+            await client.complete(messages=messages)
+            vendor.clock.advance(5)
+    assert vendor.reads[0] == 0
+    assert min(vendor.reads[1:]) > 2_900
+    planned = [ttl for body in vendor.bodies[2:] for _, ttl in marks_of(body)]
+    assert planned
+    assert set(planned) == {"30m"}  # nobody publishes a price of 12h

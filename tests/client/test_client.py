@@ -350,3 +350,21 @@ def test_a_table_in_code_may_hold_a_key_and_no_message_shows_it() -> None:
     with pytest.raises(ConfigError) as caught:
         Client(backends={"b": {**table, "modle": "x"}})
     assert "very-secret" not in str(caught.value)
+
+
+@pytest.mark.anyio
+async def test_a_turn_is_entered_and_left_once() -> None:
+    async with Client(backends={"a": ScriptedBackend([say("one"), say("two", "three")], name="a")}) as client:
+        session = client.session()
+        async with session.stream("first") as turn:
+            await turn.get_final_completion()
+            await turn.aclose()
+        assert [m.text for m in session.messages] == ["first", "one"]
+        async with session.stream("second") as later:
+            await turn.aclose()  # of a turn that is over: the one under way stays the only one
+            with pytest.raises(StreamStateError, match="one turn at a time"):
+                await session.complete("third")
+            await later.get_final_completion()
+        with pytest.raises(StreamStateError, match="entered once"):
+            await later.__aenter__()
+        assert [m.text for m in session.messages] == ["first", "one", "second", "twothree"]

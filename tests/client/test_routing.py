@@ -232,3 +232,18 @@ async def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
         offer = client.plan("Hi").candidates[0]
     assert offer.tokens.output_expected == 3_000
     assert offer.latency.evidence == "measured"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_budget_that_downgrades_goes_by_its_own_limit_beside_a_hard_one_of_the_same_scope(first: int) -> None:
+    budgets = [
+        {"scope": "tenant", "limit": "50", "per": "day", "mode": "hard"},
+        {"scope": "tenant", "limit": "0.0001", "per": "day", "mode": "downgrade"},
+    ]
+    policies = {"routing": {"use": "pinned", "backend": "dear"}, "budgets": budgets if first == 0 else budgets[::-1]}
+    async with Client(backends=pair(), models=BOTH, policies=policies, max_output_tokens=100) as client:
+        decision = client.plan("Hi", tenant="a")
+        assert decision.chosen == "cheap"
+        assert codes(decision, "dear") == ["budget"]
+        assert client.plan("Hi").chosen == "dear"

@@ -135,7 +135,7 @@ class HostedBackend(ABC):
             local=target.local,
             marks=profile.marks,
             opt_out=profile.opt_out,
-            diagnoses=profile.vendor if target.diagnostics and profile.api != "chat" else None,
+            diagnoses=profile.vendor if target.diagnostics and _tells(profile) else None,
             caching=None if profile.cache is None else with_prices(profile.cache, self._published(profile)),
         )
         self._profile = profile
@@ -270,6 +270,11 @@ class HostedBackend(ABC):
         if self._client is None or self._module is None:
             self._module, self._client, self._headers = self._build(HttpClient())
         return self._module, self._client
+
+
+def _tells(profile: Profile) -> bool:
+    """Whether a server can be asked why a prompt missed: over Messages; over Responses where it takes cache options."""
+    return profile.api == "messages" or (profile.api == "responses" and "prompt_cache_options" in profile.cache_fields)
 
 
 def ambient_headers(variable: str, environ: Mapping[str, str]) -> list[str]:

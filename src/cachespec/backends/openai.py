@@ -131,6 +131,7 @@ class OpenAIBackend(OpenAIProtocol):
         context, max_output: tokens, instead of what is known of the model.
         headers: sent with every request.
         diagnostics: ask the vendor why a prompt missed its cache, within a session; ``session.cache_report()`` has its word.
+            Over Responses, from GPT-5.6 on; others are not asked.
         connect_timeout, read_timeout: seconds to a connection, and without a byte; never beyond a request's own deadline.
 
     Raises: ConfigError naming the key that is wrong or missing; MissingDependencyError without the SDK.
