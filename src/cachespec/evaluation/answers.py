@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -126,20 +126,6 @@ class Answers:
             raise InputError(reason.detail)
         tools = () if request.tool_choice is not None and request.tool_choice.mode == "none" else request.tools
         return self._template.prompt(self._runtime, request.system, request.messages, tools).tokens
-
-
-def longest_prompt(runtime: Runtime, lines: Sequence[Line]) -> int:
-    """The tokens of the longest first prompt that fits the model's context; 1 where none does."""
-    template, longest = ChatTemplate(runtime.info), 1
-    for line in lines:
-        request = line.request
-        try:
-            size = len(template.prompt(runtime, request.system, request.messages, request.tools).tokens)
-        except InputError:
-            continue
-        if size < runtime.info.context:
-            longest = max(longest, size)
-    return longest
 
 
 def _sampling(request: Request) -> Sampling:

@@ -20,7 +20,7 @@ from cachespec.engine.evidence import Evidence, save_evidence
 from cachespec.engine.runtimes.base import Runtime
 from cachespec.engine.speculation import CostTable
 from cachespec.errors import InputError
-from cachespec.evaluation.answers import Answers, Plain, longest_prompt
+from cachespec.evaluation.answers import Answers, Plain
 from cachespec.evaluation.interval import Counts, acceptance
 from cachespec.evaluation.paper import Played, Sample, Truth, play, shadow
 from cachespec.evaluation.prompts import Line, Slice, in_time
@@ -75,9 +75,10 @@ class LocalEvaluation:
         drafts = self._drafts() if runtime.info.rewinds else {}
         if not runtime.info.rewinds:
             self._notes.append("this model cannot be rolled back, so nothing can be drafted (capability)")
-        truth, believed = await anyio.to_thread.run_sync(lambda: self._costs(runtime))
         pairs, speeds = await self._answers(runtime)
         samples = [sample for _, _, sample in pairs]
+        longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
+        truth, believed = await anyio.to_thread.run_sync(lambda: self._costs(runtime, longest))
         scores: dict[str, Scored] = {}
         for use, draft in drafts.items():
             score = partial(self._score, use, draft, samples, runtime, truth, believed)
@@ -99,11 +100,10 @@ class LocalEvaluation:
         found[use] = configured
         return found
 
-    def _costs(self, runtime: Runtime) -> tuple[Truth, CostTable]:
+    def _costs(self, runtime: Runtime, longest: int) -> tuple[Truth, CostTable]:
         self._progress("measuring", 0, 2)
         believed = measured_costs(runtime, self._settings, runtime.width, self._store)
         self._progress("measuring", 1, 2)
-        longest = longest_prompt(runtime, self._prompts.lines) + self._most
         truth = Truth.measure(runtime, longest, seconds=self._measure_s)
         self._progress("measuring", 2, 2)
         return truth, believed
