@@ -37,7 +37,7 @@ _PRIOR = (0.2, 0.2, 0.15, 0.15)
 _ONWARD = 0.5
 """Hazard of a later span that nobody has reached yet, over that of the span before: long lifetimes are not bought on hope."""
 _GENERATION = 4096
-_SAVED = 8192
+_SAVED = 4096
 _VERSION = 1
 _OWN: Key = ("own",)
 _FORGOTTEN = 32
@@ -131,6 +131,8 @@ class Reuse:
         self._chains: dict[Hashable, Chain] = {}
         self._due: tuple[deque[Wait], ...] = tuple(deque() for _ in EDGES)
         self._waiting = 0
+        self.changes = 0
+        """How often anything was learned: what was worked out at one count still holds at the same."""
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -176,6 +178,7 @@ class Reuse:
         for span, queue in enumerate(self._due):
             born = now - EDGES[span]
             while queue and queue[0].opened <= born:
+                self.changes += 1
                 self._count(queue.popleft(), span)
 
     def passed(self, keys: Sequence[Hashable], known: int, now: float) -> list[Wait | None]:
@@ -183,6 +186,7 @@ class Reuse:
 
         Ends the waits on its path, remembers what is new, and gives the waits at the prefixes up to `known`.
         """
+        self.changes += 1
         self.advance(now)
         young, old = self._young, self._old
         get, get_old, known_keys = young.get, old.get, keys[: known + 1]
@@ -202,6 +206,7 @@ class Reuse:
 
     def watch(self, key: Hashable, chain: Chain, now: float, role: str, turn: int, before: Wait | None = None) -> Wait:
         """Open a wait at a place; `before` is the one that ended there, whose history it goes on with."""
+        self.changes += 1
         wait = Wait(now, chain, role, turn, before)
         if wait.own is None and wait.passes > 1:  # worth statistics of its own from the third pass on
             wait.own = Gaps(_OWN)
@@ -220,6 +225,7 @@ class Reuse:
     def join(self, wait: Wait, chain: Chain) -> None:
         """Have further classes learn from an open wait from here on."""
         if wait.span >= 0:
+            self.changes += 1
             wait.chain += chain
             for gaps in chain:
                 gaps.opened()
@@ -233,7 +239,7 @@ class Reuse:
         def number(gaps: Gaps) -> int:
             if id(gaps) not in numbers:
                 numbers[id(gaps)] = len(classes)
-                classes.append([list(gaps.key), _short([gaps.waits, *gaps.reached, *gaps.ended])])
+                classes.append([list(gaps.key), _short([gaps.waits]), _short(gaps.reached), _short(gaps.ended)])
             return numbers[id(gaps)]
 
         for known in (self._classes_old, self._classes):
@@ -254,10 +260,11 @@ class Reuse:
             version, classes, places = json.loads(zlib.decompress(data))
             if version != _VERSION:
                 return
-            made = [_restored(key, counts) for key, counts in classes]
+            made = [_restored(key, *counts) for key, *counts in classes]
             read = [(_name(name), None if saved is None else _wait(saved, made)) for name, saved in places]
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, zlib.error):
             return
+        self.changes += 1
         for gaps in made:
             if gaps.key != _OWN:
                 self._classes.setdefault(gaps.key, gaps)
@@ -310,17 +317,24 @@ class Reuse:
         return found
 
 
-def _short(counts: Iterable[float]) -> list[float]:
-    return [round(count, 2) for count in counts]
+def _short(counts: list[float]) -> list[float]:
+    """Rounded, without the zeros at the end."""
+    last = max((i for i, count in enumerate(counts) if count), default=-1)
+    return [round(count, 2) if count % 1 else int(count) for count in counts[: last + 1]]
 
 
-def _restored(key: list[str | int], counts: list[float]) -> Gaps:
+def _restored(key: list[str | int], waits: list[float], reached: list[float], ended: list[float]) -> Gaps:
     gaps = Gaps(tuple(key))
-    values = [float(count) for count in counts]
-    if len(values) != 1 + 2 * _SPANS or not all(0 <= value < 1e9 for value in values):
-        raise ValueError("no counts")
-    gaps.waits, gaps.reached, gaps.ended = values[0], values[1 : 1 + _SPANS], values[1 + _SPANS :]
+    gaps.waits = sum(_long(waits, 1))
+    gaps.reached, gaps.ended = _long(reached, _SPANS), _long(ended, _SPANS)
     return gaps
+
+
+def _long(counts: list[float], length: int) -> list[float]:
+    values = [float(count) for count in counts]
+    if len(values) > length or not all(0 <= value < 1e9 for value in values):
+        raise ValueError("no counts")
+    return values + [0.0] * (length - len(values))
 
 
 def _name(name: Any) -> Hashable:
