@@ -69,6 +69,8 @@ class Layouts:
 
     def of(self, prompt: Prompt, api: Api, weights: Weights) -> Layout:
         """The layout of a whole prompt for a protocol and a model's densities."""
+        if api == "responses":
+            api = "chat"  # nothing here tells OpenAI's two apart, so one walk serves both
         segments, messages = prompt.segments, prompt.request.messages
         known = self._known
         end = len(segments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 from cachespec.caching import CacheTerms, Prefix
 from cachespec.decision import Reason
@@ -45,6 +46,28 @@ class Places:
         key = prefix.key
         assert isinstance(key, bytes)  # noqa: S101 - a prompt's digest
         return Spot(self.at[place], prefix.at, key, prefix.tokens, prefix.position, ttl, place)
+
+
+class Kept(Sequence[Spot]):
+    """The spots at some places of a model that caches by itself: made when they are looked at, which is when a request is
+    sent, not when it is decided on."""
+
+    __slots__ = ("_at", "_places", "_ttl")
+
+    def __init__(self, places: Places, at: Sequence[int], ttl: str) -> None:
+        self._places, self._at, self._ttl = places, at, ttl
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    @overload
+    def __getitem__(self, index: int) -> Spot: ...
+    @overload
+    def __getitem__(self, index: slice) -> Kept: ...
+    def __getitem__(self, index: int | slice) -> Spot | Kept:
+        if isinstance(index, slice):
+            return Kept(self._places, self._at[index], self._ttl)
+        return self._places.spot(self._at[index], self._ttl)
 
 
 def legal_marks(

@@ -6,7 +6,7 @@ learns nothing: that is `cache_learning`'s part, from what was really sent. No I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ from cachespec.backends._marks import wire_marks
 from cachespec.backends.base import Backend
 from cachespec.cache_keys import CacheKeys
 from cachespec.cache_layout import Api, Layout, Layouts, Weights, tokens_of
-from cachespec.cache_marks import Places, Spot, legal_marks
+from cachespec.cache_marks import Kept, Places, Spot, legal_marks
 from cachespec.cache_terms import PromptCache
 from cachespec.cache_view import SURE, View
 from cachespec.caching import CacheAsk, CachePlan, CachingPolicy
@@ -53,7 +53,7 @@ class Planned:
     choice: CachePlan = field(default_factory=CachePlan)
     scope: bytes = b""
     layout: Layout | None = None
-    spots: tuple[Spot, ...] = ()
+    spots: Sequence[Spot] = ()
     found: tuple[tuple[int, Entry], ...] = ()
     read: Entry | None = None
     route: bytes | None = None
@@ -146,7 +146,7 @@ class _Planning:
         request, terms, view = self.request, self.cache.terms, self.view
         places = view.places
         ask, choice, found = None, CachePlan(), list(reasons)
-        spots: list[Spot]
+        spots: Sequence[Spot]
         options: dict[str, Any]
         if request.cache != "auto":
             spots, options, why = self._without_writes(places)
@@ -193,7 +193,7 @@ class _Planning:
             choice=choice,
             scope=view.scope,
             layout=view.layout,
-            spots=(*spots, *view.last(spots)) if by_itself else tuple(spots),
+            spots=(*spots, *view.last(spots)) if by_itself else spots,
             found=tuple(view.found),
             read=read,
             route=view.basis if "prompt_cache_key" in options else None,
@@ -203,11 +203,11 @@ class _Planning:
 
     def _marked(
         self, callers: list[Spot], choice: CachePlan, places: Places
-    ) -> tuple[list[Spot], dict[str, Any], list[Reason]]:
+    ) -> tuple[Sequence[Spot], dict[str, Any], list[Reason]]:
         terms, options, control = self.cache.terms, {}, self.cache.control
         chosen = [places.spot(mark.index, mark.ttl) for mark in choice.marks]
         if control == "routing":
-            return self._automatic(chosen)
+            return self._automatic(chosen, places)
         own = self.given.get("prompt_cache_options")
         mode = own.get("mode") if isinstance(own, Mapping) else None
         # The caller's own steering is law: an explicit mode without a mark means that nothing is to be cached.
@@ -237,7 +237,7 @@ class _Planning:
             and "cache_control" not in self.given
         )
 
-    def _automatic(self, chosen: list[Spot]) -> tuple[list[Spot], dict[str, Any], list[Reason]]:
+    def _automatic(self, chosen: list[Spot], places: Places) -> tuple[Sequence[Spot], dict[str, Any], list[Reason]]:
         """For a model that caches by itself: the retention that pays, and the places where entries will be."""
         names = [lifetime.name for lifetime in self.cache.terms.lifetimes]
         ttl, options = self.cache.terms.implicit or names[0], {}
@@ -248,11 +248,13 @@ class _Planning:
                 options["prompt_cache_retention"] = ttl
         elif isinstance(own := self.given.get("prompt_cache_retention"), str) and own in names:
             ttl = own
-        places, head, count = self.view.places, self.view.layout.head, len(self.view.prefixes)
+        head, count = self.view.layout.head, len(self.view.prefixes)
         known = -1 if places.readable is None else places.readable
-        kept = {*range(head), head, *range(known + 1, count), count - 1}
-        spots = [places.spot(i, ttl) for i in sorted(kept) if 0 <= i < count]
-        return [spot for spot in spots if spot.tokens >= self.cache.terms.minimum], options, []
+        kept = [*range(min(head + 1, count)), *range(max(head, known) + 1, count)]
+        if known >= count - 1 > head:
+            kept.append(count - 1)
+        minimum, prefixes = self.cache.terms.minimum, self.view.prefixes
+        return Kept(places, [i for i in kept if prefixes[i].tokens >= minimum], ttl), options, []
 
     def _without_writes(self, places: Places) -> tuple[list[Spot], dict[str, Any], Reason]:
         """``cache="off"`` and ``"no-write"``: a mark only on what is there for certain, which it then reads."""
@@ -271,7 +273,7 @@ class _Planning:
             detail += "; the model is told not to cache"
         return [], opt_out, Reason("cache_off", f'cache="{mode}": {detail}')
 
-    def _add_key(self, options: dict[str, Any], spots: list[Spot]) -> None:
+    def _add_key(self, options: dict[str, Any], spots: Sequence[Spot]) -> None:
         """Add our key to `options`, in front. What caches nothing needs none."""
         if "prompt_cache_key" in self.given or self.cache.keys is None:
             return

@@ -6,7 +6,7 @@ A `View` is of one request at one moment. It decides nothing: `cache_plan` does.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cachespec.backends._fields import CACHE_FIELDS, LIMITS
@@ -149,14 +149,14 @@ class View:
         head = 1 + len(self.request.tools) + len(self.request.system)
         return self.prompt.segments[min(head, len(self.prompt.segments) - 1)].digest
 
-    def last(self, spots: list[Spot]) -> list[Spot]:
+    def last(self, spots: Sequence[Spot]) -> list[Spot]:
         """Where a model that writes by itself does so: at the last place, unless there is a mark."""
         place, ttl = len(self.prefixes) - 1, self.cache.terms.implicit
         if place < 0 or ttl is None or (spots and spots[-1].index >= self.layout.at[place]):
             return []
         return [Places(self.prefixes, self.layout.at).spot(place, ttl)]
 
-    def expected(self, spots: list[Spot], by_itself: bool) -> tuple[Entry | None, TokenEstimate]:
+    def expected(self, spots: Sequence[Spot], by_itself: bool) -> tuple[Entry | None, TokenEstimate]:
         """The entry that will be read, and how many tokens go at which price."""
         terms, total = self.cache.terms, self.layout.tokens
         marked = self.cache.control != "routing"

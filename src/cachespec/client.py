@@ -549,7 +549,7 @@ class Client:
 
     def _ask(self, request: Request) -> Asked:
         timeout = request.timeout if request.timeout is not None else self.config.timeout
-        resumed = self._sessions.resume(request)
+        resumed = self._sessions.resume(self._memory.known(request))
         return self._now.decider.ask(
             resumed.request,
             now=self._clock.time(),

@@ -204,7 +204,8 @@ class Decider:
         errors: dict[str, CachespecError] = {}
         plans: dict[str, Planned] = {}
         own: dict[str, Latency | None] = {}
-        offers = [self._offer(name, asked, errors, plans, own) for name in asked.candidates]
+        ahead = self._learned.output_expected(asked.ask), self._learned.outputs.further_turns(asked.ask)
+        offers = [self._offer(name, asked, ahead, errors, plans, own) for name in asked.candidates]
         for name, error in (failed or {}).items():
             errors.setdefault(name, error)
             offers = [_out(o, error) if o.backend == name and name != choose else o for o in offers]
@@ -268,11 +269,15 @@ class Decider:
         self,
         name: str,
         asked: Asked,
+        ahead: tuple[int | None, float],
         errors: dict[str, CachespecError],
         plans: dict[str, Planned],
         own: dict[str, Latency | None],
     ) -> Offer:
-        """What a candidate offers. Where it can take the request, `plans` gets how it would be sent there, `own` its speed."""
+        """What a candidate offers. Where it can take the request, `plans` gets how it would be sent there, `own` its speed.
+
+        `ahead`: the output tokens that are expected (None: not known), and the turns to follow.
+        """
         backend, request = self._backends[name], asked.request
         reasons: list[Reason] = []
         for rule in self._settings.rules:
@@ -313,7 +318,7 @@ class Decider:
                 errors[name] = ContextLengthError(detail, backend=name, model=backend.model)
             elif capabilities.local:
                 output_max = _least(output_max, capabilities.context - tokens.input)
-        expected = self._learned.output_expected(asked.ask, output_max)
+        expected, turns = ahead
         tokens = with_output(tokens, output_max, said.output_expected if expected is None else expected, said.worst_input)
         itself, busy = _for_output(estimate, tokens.output_expected) if capabilities.local else (estimate.latency, None)
         own[name] = own_latency(itself, local=capabilities.local)
@@ -328,7 +333,7 @@ class Decider:
             latency,
             at_most_s=None if timeout is None else timeout + STEP_S,
             busy_s=busy,
-            turns=self._learned.outputs.further_turns(asked.ask),
+            turns=turns,
             reads=capabilities.local or planned.keeps,
         )
         reasons += self._budget(name, asked, priced, estimate.unbounded, errors)

@@ -7,7 +7,7 @@ that the ledger keeps, so that a restart forgets nothing.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 from cachespec.decision import Ask, Latency, TokenEstimate
@@ -50,6 +50,7 @@ class Learned:
         """Answers that it was told of: what was saved at one count need not be saved again at the same."""
         self._tokens: dict[str, TokenModel] = {}
         self._speeds: dict[str, SpeedModel] = {}
+        self._unmeasured = SpeedModel()
 
     def tokens(self, model: str) -> TokenModel:
         """The token densities of a model: ``provider:model``."""
@@ -60,12 +61,10 @@ class Learned:
                 self._tokens[model] = found
         return found
 
-    def output_expected(self, ask: Ask, most: int | None) -> int | None:
-        """Expected output tokens, never above `most`; None while nothing is known."""
+    def output_expected(self, ask: Ask) -> int | None:
+        """Expected output tokens; None while nothing is known."""
         expected = self.outputs.expected(ask)
-        if expected is None:
-            return None
-        return round(expected) if most is None else min(round(expected), most)
+        return None if expected is None else round(expected)
 
     def latency(self, backend: str, assumed: Latency, tokens: TokenEstimate, *, local: bool, now: float) -> Latency:
         """The expected times of an offer: a backend's own estimate, or the prior, corrected by how long answers took.
@@ -76,13 +75,20 @@ class Learned:
         model = self._speeds.get(backend)
         if local and (model is None or model.own != (own is not None) or (own is None and model.answers < MEASURED)):
             return assumed
-        model = model or SpeedModel()
+        model = model or self._unmeasured
         load = self.health.load(backend)
         work = _work(tokens.uncached, tokens.cache_read, tokens.cache_write, tokens.output_expected, own, load)
         speed = model.speed(work, now=now)
         if not speed.measured:
             detail = f"{speed.answers} of {MEASURED} answers that make a measurement" if speed.answers else assumed.detail
-            return replace(assumed, ttft_ms=speed.ttft_ms, total_ms=speed.total_ms, detail=detail)
+            return Latency(
+                ttft_ms=speed.ttft_ms,
+                total_ms=speed.total_ms,
+                evidence=assumed.evidence,
+                ttft_high_ms=assumed.ttft_high_ms,
+                total_high_ms=assumed.total_high_ms,
+                detail=detail,
+            )
         return Latency(
             ttft_ms=speed.ttft_ms,
             total_ms=speed.total_ms,

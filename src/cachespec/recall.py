@@ -66,9 +66,13 @@ class _Run(Generic[T]):
 
 
 class Seen(tuple[T, ...]):
-    """A tuple that a `Recall` handed out: equal to any other of these values, and known to `trace`."""
+    """A tuple that a `Recall` handed out: equal to any other of these values, and known to `trace`.
+
+    `traced` are the results of going along it, by what was asked: the candidates of a decision ask the same of one prompt.
+    """
 
     run: _Run[T]
+    traced: dict[Hashable, tuple[Any, Sequence[Any]]]
 
     def __reduce__(self) -> tuple[type, tuple[list[T]]]:
         return tuple, (list(self),)
@@ -116,7 +120,7 @@ class Recall(Generic[T]):
                 return tuple(items[:skip]), tuple(items[skip:])
             run = self._keep(run, count, keys, ends, items, skip, salt)
         seen = Seen(items[skip : len(given)])
-        seen.run = run
+        seen.run, seen.traced = run, {}
         return tuple(items[:skip]), seen
 
     def whole(self, given: Sequence[Any], read: Callable[[], tuple[T, ...]], *, salt: Hashable = None) -> tuple[T, ...]:
@@ -142,8 +146,11 @@ class Recall(Generic[T]):
         return values
 
     def known(self, values: tuple[T, ...], own: Callable[[int], T]) -> tuple[T, ...]:
-        """The same values, recognised; `own(i)` gives value i without anything in it that others may change."""
-        return values if isinstance(values, Seen) or not values else self.read(values, own)[1]
+        """The same values, recognised where they can be; `own(i)` gives value i without anything that others may change."""
+        if isinstance(values, Seen) or not values:
+            return values
+        found = self.read(values, own)[1]
+        return found if isinstance(found, Seen) else values
 
     def _longest(self, keys: list[Key], ends: list[int], salt: Hashable) -> tuple[_Run[T] | None, int]:
         """The run that shares the longest beginning with these keys, and how long that is."""
@@ -201,7 +208,7 @@ def trace(
     start: S,
     name: Hashable = None,
     *more: *More,
-) -> tuple[S, list[P]]:
+) -> tuple[S, Sequence[P]]:
     """Go along values: `step` takes the state and a value (and `more`), and gives the next state and what comes out there.
 
     Returns the last state and everything that came out. What was gone along before is not gone along again, so `step` must be
@@ -215,7 +222,11 @@ def trace(
             state, pieces = step(state, value, *more)
             out += pieces
         return state, out
-    run, count, key = values.run, len(values), (step, name)
+    key = step, name
+    result = values.traced.get(key)
+    if result is not None:
+        return result
+    run, count = values.run, len(values)
     known = run.traces.get(key)
     if known is None or len(known.states) <= count:
         # Made aside and put in its place at once: other threads read the old one or the new one.
@@ -229,7 +240,10 @@ def trace(
         if len(run.traces) >= _TRACES and key not in run.traces:
             run.traces.pop(next(iter(run.traces)), None)
         run.traces[key] = known
-    return known.states[count], known.pieces[: known.ends[count]]
+    if len(values.traced) >= _TRACES:
+        values.traced.clear()
+    result = values.traced[key] = known.states[count], known.pieces[: known.ends[count]]
+    return result
 
 
 def _place(keys: list[Key], ends: list[int], count: int, salt: Hashable) -> Hashable:

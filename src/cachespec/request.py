@@ -7,7 +7,8 @@ nothing vendor-specific crosses from one attempt to the next.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from cachespec.checks import (
@@ -85,6 +86,15 @@ class Memory:
         self.tools: Recall[Tool] = Recall(most_bytes=32_000_000, weight=12)
         self.system: Recall[TextPart] = Recall(most_bytes=8_000_000, weight=2)
         self.messages: Recall[Message] = Recall(most_bytes=64_000_000, weight=3)
+
+    def known(self, request: Request) -> Request:
+        """The same request, made of what is remembered: for requests that were not read from JSON, as a session's."""
+        tools = self.tools.known(request.tools, lambda i: deepcopy(request.tools[i]))
+        system = self.system.known(request.system, lambda i: deepcopy(request.system[i]))
+        messages = self.messages.known(request.messages, lambda i: deepcopy(request.messages[i]))
+        if tools is request.tools and system is request.system and messages is request.messages:
+            return request
+        return replace(request, tools=tools, system=system, messages=messages)
 
 
 def build_request(

@@ -56,6 +56,7 @@ class Warmth:
         self._entries: OrderedDict[bytes, bytes] = OrderedDict()
         self._names: list[str] = []  # of lifetimes, by code
         self._codes: dict[str, int] = {}
+        self._held: dict[bytes, int] = {}  # entries by scope
         self.changes = 0
         """How often anything changed: what was saved at one count need not be saved again at the same."""
 
@@ -65,14 +66,17 @@ class Warmth:
     def look(self, scope: bytes, keys: Sequence[bytes], *, head: int, most: int) -> list[tuple[int, Entry]]:
         """The entries among `keys`, dead ones too, with their index, ascending: all among the first `head`, the last `most` of
         the others. (A long session has one at each turn's end, and only the deepest are of use.)"""
-        get, found = self._entries.get, []
-        for i in range(len(keys) - 1, -1, -1):
-            if most <= 0 and i >= head:
-                continue
-            packed = get(scope + keys[i])
-            if packed is not None:
-                found.append((i, self._unpack(packed)))
-                most -= i >= head
+        entries = self._entries
+        found: list[tuple[int, Entry]] = []
+        if scope not in self._held:
+            return found
+        for i in range(len(keys) - 1, head - 1, -1):
+            if scope + keys[i] in entries:
+                found.append((i, self._unpack(entries[scope + keys[i]])))
+                if len(found) == most:
+                    break
+        early = range(min(head, len(keys)) - 1, -1, -1)
+        found += [(i, self._unpack(entries[scope + keys[i]])) for i in early if scope + keys[i] in entries]
         found.reverse()
         return found
 
@@ -83,18 +87,32 @@ class Warmth:
     def put(self, scope: bytes, key: bytes, entry: Entry) -> None:
         """Make or replace an entry; it is then the last to be forgotten."""
         whole = scope + key
+        if whole not in self._entries:
+            self._held[scope] = self._held.get(scope, 0) + 1
         times = entry.ready_at, entry.expires_at
         self._entries[whole] = _PACKED.pack(
             self._code(entry.ttl), entry.exact, entry.sure, min(entry.tokens, 2**32 - 1), *times
         )
         self._entries.move_to_end(whole)
         self.changes += 1
-        while len(self._entries) > self._most:
-            self._entries.popitem(last=False)
+        self._shrink()
 
     def drop(self, scope: bytes, key: bytes) -> None:
         if self._entries.pop(scope + key, None) is not None:
+            self._gone(scope)
             self.changes += 1
+
+    def _shrink(self) -> None:
+        while len(self._entries) > self._most:
+            whole, _ = self._entries.popitem(last=False)
+            self._gone(whole[:_SCOPE])
+
+    def _gone(self, scope: bytes) -> None:
+        left = self._held[scope] - 1
+        if left:
+            self._held[scope] = left
+        else:
+            del self._held[scope]
 
     def snapshot(self) -> Callable[[], bytes]:
         """Everything as it is now, to be made into bytes in another thread: 50 bytes an entry, the longest unused first."""
@@ -110,14 +128,16 @@ class Warmth:
 
         Data that is no dump, or of another version, is left aside.
         """
-        known, self._entries = self._entries, OrderedDict()
+        known, self._entries, self._held = self._entries, OrderedDict(), {}
         for whole, entry in _rows(data):
             # What began after now was written by another clock: nobody knows how long it lives.
             if entry.expires_at > now - forget_after_s and entry.ready_at <= now + _AHEAD_S:
                 self.put(whole[:_SCOPE], whole[_SCOPE:], entry)
-        self._entries.update(known)
-        while len(self._entries) > self._most:
-            self._entries.popitem(last=False)
+        for whole, packed in known.items():
+            if whole not in self._entries:
+                self._held[whole[:_SCOPE]] = self._held.get(whole[:_SCOPE], 0) + 1
+            self._entries[whole] = packed
+        self._shrink()
 
     def _unpack(self, packed: bytes) -> Entry:
         return _entry(packed, self._names)

@@ -178,7 +178,9 @@ class HostedBackend(ABC):
         request = prompt.request
         found = added(request, self.name, self._profile, drop_cache=request.cache != "auto")
         bound = bounds(prompt, self._profile, found)
-        tiers = {key: value for key in ("service_tier", "speed") if isinstance(value := found.fields.get(key), str)}
+        fields, tiers = found.fields, None
+        if fields:
+            tiers = {key: value for key in ("service_tier", "speed") if isinstance(value := fields.get(key), str)}
         return estimate(prompt, bound, local=self.capabilities.local, billing=tiers or None)
 
     def wire(self, request: Request, plan: Plan) -> Wire:

@@ -64,9 +64,9 @@ def _entries(ask: CacheAsk) -> tuple[Entries, Entries]:
     longest = ask.terms.lifetimes[-1].name if ask.terms.lifetimes else ""
     live: Entries = []
     coming: Entries = []
-    for index in range(len(prefixes) - 1, -1, -1):
-        warm = prefixes[index].warm
-        if warm is None or now >= warm.expires_at or warm.sure < SURE:
+    kept = [(index, prefix.warm) for index, prefix in enumerate(prefixes) if prefix.warm is not None]
+    for index, warm in reversed(kept):
+        if now >= warm.expires_at or warm.sure < SURE:
             continue
         if warm.ready_at <= now:
             live.append((index, warm))

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cachespec.caching import CacheAsk, CachePlan, CacheTerms, Choice, Held, KeepAlive, Outcome
@@ -15,13 +15,14 @@ from cachespec.decision import Reason
 from cachespec.errors import InputError
 from cachespec.policies._cache_request import FIXED, Line, View, carried, covered, places
 from cachespec.policies._cache_value import Candidate, Marks, best_marks, keeping, reaching, thinned
-from cachespec.reuse import EDGES, Chain, Key, Reuse, Wait
+from cachespec.reuse import EDGES, Chain, Gaps, Key, Reuse, Wait
 
 _PATIENCE = 4.0
 """Gaps for which a longer lifetime counts at most."""
 _UNREAD = 3
 """Writes without a read after which a prefix is not marked any more."""
 _SESSIONS = 10_000
+_KEPT = 4_096
 _HEAD = b"cachespec expected-cost 1 "
 
 
@@ -47,6 +48,9 @@ class ExpectedCost:
         self._carried, self._dropped = 4.0, 1.0
         self._latest: OrderedDict[tuple[str | None, str], float] = OrderedDict()
         self._view: View | None = None
+        # What was worked out since anything was learned last: the candidates of one decision ask for much the same.
+        self._at = -1
+        self._chances: dict[tuple[Hashable, ...], list[float]] = {}
 
     def plan(self, ask: CacheAsk) -> CachePlan:
         terms, prefixes = ask.terms, ask.prefixes
@@ -185,7 +189,7 @@ class ExpectedCost:
         least = max(view.read_tokens + 1, terms.minimum)
         found: list[Candidate] = []
         blocked = False
-        until = terms.lifetimes[-1].seconds
+        seconds = tuple([lifetime.seconds for lifetime in terms.lifetimes])
         coming = {index for index, _ in view.coming}
         for index, role in reversed(places(view)):
             tokens = prefixes[index].tokens
@@ -197,18 +201,28 @@ class ExpectedCost:
             if wait is not None and wait.unread >= _UNREAD and wait.credit < wait.unread:
                 blocked = True
                 continue
-            own = None if wait is None else wait.own
-            outlook = self._reuse.outlook(self._chain(view, role, tokens), own, until=until)
-            chances = [outlook.within(lifetime.seconds) for lifetime in terms.lifetimes]
+            chances = self._within(view, role, tokens, None if wait is None else wait.own, seconds)
             if found:  # whoever shares the deeper place shares this one
                 chances = [max(here, deeper) for here, deeper in zip(chances, found[-1].chances, strict=True)]
             found.append(Candidate(index, tokens, chances))
         found.reverse()
         return found, blocked
 
+    def _within(self, view: View, role: str, tokens: int, own: Gaps | None, seconds: tuple[float, ...]) -> list[float]:
+        """P(this place is asked for again) within each of these times, ascending."""
+        if self._at != self._reuse.changes or len(self._chances) > _KEPT:
+            self._at = self._reuse.changes
+            self._chances.clear()
+        new, length = _magnitudes(view, tokens)
+        name = role, view.like, view.whose, new, length, own, seconds
+        found = self._chances.get(name)
+        if found is None:
+            outlook = self._reuse.outlook(self._chain(view, role, tokens), own, until=seconds[-1])
+            found = self._chances[name] = [outlook.within(time) for time in seconds]
+        return found
+
     def _chain(self, view: View, role: str, tokens: int) -> Chain:
-        new = max(tokens - view.known_tokens, 0).bit_length()
-        length = tokens.bit_length()
+        new, length = _magnitudes(view, tokens)
 
         def classes() -> Iterator[Key]:
             ask, (traffic, types, turn) = view.ask, view.like
@@ -239,6 +253,11 @@ class ExpectedCost:
                 yield ("stop", stop, "session", ask.tenant or "", ask.session)
 
         return self._reuse.chain(("stop", stop, turn, ask.tenant, ask.session), classes)
+
+
+def _magnitudes(view: View, tokens: int) -> tuple[int, int]:
+    """How much of a place is new, and how long it is, in powers of two."""
+    return max(tokens - view.known_tokens, 0).bit_length(), tokens.bit_length()
 
 
 def _fitted(found: Marks, view: View, terms: CacheTerms) -> tuple[Marks, list[Choice]]:
