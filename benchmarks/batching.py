@@ -7,7 +7,7 @@ Each round runs one stream alone and all together, in turning order; with --serv
 (xllamacpp, in a process of its own, reached over loopback), with the same file and number of threads. Greedy, without a
 drafter; no token ends an answer. The rate of many is that of the time in which all of them run. *Scale* is the rate together
 over the rate alone. `bare` is the runtime without an engine: calls of one token, and of one of each sequence, draws included.
-Runs that other processes disturbed are made again; how much of a core they had in those that count is told.
+How much of a core other processes had meanwhile is told.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Any
 
 import anyio
 from benchmarks._local import machine, middle
-from benchmarks._speculation import backend_for, undisturbed
+from benchmarks._speculation import undisturbed
 from benchmarks._streams import OPENINGS, Server, at_once, endless, server, stream, together
 
 from cachespec.engine.loop import Engine
+from cachespec.engine.models import find_model
 from cachespec.engine.runtimes.base import Runtime, Span
 from cachespec.engine.sampling import Sampling
 
@@ -35,16 +36,27 @@ CONTEXT = 512
 GREEDY = Sampling(seed=0, temperature=0.0)
 
 
-def load(name: str, *, threads: int, streams: int, context: int = CONTEXT, model: str = "smollm2") -> Runtime:
-    """A runtime with room for so many streams."""
-    backend: Any = backend_for(name, model=model, threads=threads, context=context)
-    settings = {"name": "bench", "model": model, "context": context, "parallel": streams, "threads": threads}
+def load(
+    name: str, *, threads: int, streams: int, context: int = CONTEXT, width: int = 256, flash_attention: bool | None = None
+) -> Runtime:
+    """A runtime with room for so many streams, all of them as long as the context. `flash_attention`: of llama.cpp alone."""
+    path = find_model("smollm2")
     if name == "llamacpp":
-        settings["kv_tokens"] = streams * context
-    else:
-        settings |= {"device": "cpu", "dtype": name}
-    runtime: Runtime = type(backend)(**settings).load_runtime(lambda part: True)
-    return runtime
+        from cachespec.engine.runtimes.llamacpp import LlamaCppRuntime
+
+        return LlamaCppRuntime(
+            path,
+            context=context,
+            threads=threads,
+            sequences=streams,
+            room=streams * context,
+            width=width,
+            flash_attention=flash_attention,
+        )
+    from cachespec.engine.runtimes.torch import TorchRuntime
+
+    dtype: Any = name
+    return TorchRuntime.load(path, context=context, sequences=streams, device="cpu", dtype=dtype, threads=threads, width=width)
 
 
 def bare(runtime: Runtime, prompts: Sequence[Sequence[int]], tokens: int) -> float:
@@ -77,7 +89,7 @@ def rounds_of(candidates: dict[str, Callable[[], float]], rounds: int, cpu_s: Ca
     order = list(candidates)
     for turn in range(rounds + 1):
         for name in order:
-            rate, share = undisturbed(partial(measure, name), tries=3 if turn else 1)
+            rate, share = undisturbed(partial(measure, name), tries=1)
             if turn:  # the first is to warm up
                 found[name].append(rate)
                 others.append(share)

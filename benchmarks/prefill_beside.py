@@ -27,7 +27,7 @@ from benchmarks.batching import RUNTIMES, load
 from cachespec.engine.loop import Engine
 from cachespec.engine.runtimes.base import Runtime
 
-ROOM = 448
+ROOM = 768
 """Tokens of a stream, its prompt included; they end with the prefill in any case."""
 
 
@@ -63,7 +63,11 @@ async def beside(engine: Engine, openings: Sequence[Sequence[int]], prompt: Sequ
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    runtime = load(given.runtime, threads=given.threads, streams=given.streams + 1, context=given.prompt + ROOM)
+    flash = {"auto": None, "on": True, "off": False}[given.flash_attention]
+    size = given.prompt + ROOM
+    runtime = load(
+        given.runtime, threads=given.threads, streams=given.streams + 1, context=size, width=given.chunk, flash_attention=flash
+    )
     openings = [runtime.tokenize(OPENINGS[i % len(OPENINGS)], special=False) for i in range(given.streams)]
     text = runtime.tokenize("\n\n".join(prompts(200)), special=False)
     prompt = (text * (1 + given.prompt // len(text)))[: given.prompt]
@@ -96,7 +100,8 @@ def one(
 
 def table(given: argparse.Namespace, report: dict[str, Any]) -> str:
     what = f"{given.threads} threads, {given.streams} streams, a prompt of {given.prompt:,} tokens, chunks of {given.chunk}"
-    lines = [f"{machine()}; {given.runtime}, {what}", ""]
+    kernel = f", flash attention {given.flash_attention}" if given.runtime == "llamacpp" else ""
+    lines = [f"{machine()}; {given.runtime}, {what}{kernel}", ""]
     head = ("max_gap", "quiet p50, p99, ms", "beside p50, p99, ms", "p99 (target <= 5)", "prompt alone, beside, s")
     lines += ["| " + " | ".join([*head, "speed (target >= 0.5)", "others"]) + " |", "| --- |" + " --- |" * 6]
     for run in report["runs"]:
@@ -120,6 +125,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--quiet", type=int, default=40)
     parser.add_argument("--chunk", type=int, default=256)
     parser.add_argument("--max-gap", type=float, nargs="+", default=[4.0])
+    parser.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto", help="of llama.cpp")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     report = measure(given)
