@@ -102,7 +102,7 @@ def test_drafters_are_scored_on_the_model_s_own_answers(folder: Path) -> None:
     assert {"only:laptop", "only:claude", "routing:cheapest"} <= found["policies"].keys()
     assert all(cost is not None and float(cost) > 0 for cost in found["policies"].values())
     assert "laptop" in found["recommendation"]
-    assert {what for what, _, _ in told} == {"loading", "measuring", "answers", "scoring suffix"}
+    assert {what for what, _, _ in told} == {"loading", "measuring", "answers", "scoring suffix", "routes"}
     assert ("answers", 4, 4) in told
 
     kept = load_evidence(CalibrationStore(folder), fingerprint(config), "laptop", {"use": "suffix"})

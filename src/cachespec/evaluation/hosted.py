@@ -33,9 +33,10 @@ def evaluate_hosted(config: Config, backend: Backend, prompts: Slice, progress: 
         asked.append(Asked(t=pairs[i][0].t, tokens=tokens, pages=text_pages(prompt, tokens)))
     prefix = shared(asked)
     spent = [Spent(request=pairs[i][1], t=pairs[i][0].t, output=pairs[i][2]) for i in order]
-    caching = caching_costs(config, backend, spent)
-    routing = routing_costs(config, spent, lambda: rivals(config, backend.name, lambda each: each))
+    caching = caching_costs(config, backend, spent, progress)
+    routing = routing_costs(config, spent, lambda: rivals(config, backend.name, lambda each: each), progress)
     known = {name: cost for name, cost in caching.items() if cost is not None}
+    best = min(known, key=lambda name: (known[name], name != config.caching.use)) if known else None
     groups = tuple(
         Group(
             category=category,
@@ -63,10 +64,9 @@ def evaluate_hosted(config: Config, backend: Backend, prompts: Slice, progress: 
         ),
         prefix=prefix,
         policies={**caching, **routing},
-        recommendation=hosted_words(backend.name, prefix, caching),
+        recommendation=hosted_words(backend.name, prefix, caching, best),
         notes=tuple(notes),
     )
-    best = min(known, key=lambda name: known[name]) if known else None
     return Evaluated(evaluation=evaluation, draft=None, caching=best)
 
 

@@ -237,7 +237,7 @@ class LocalEvaluation:
                 return backend
             return PaperEngine(self._backend, prompts, prefill=speeds["prefill"], decode=speeds["decode"])
 
-        return routing_costs(self._config, spent, lambda: rivals(self._config, self._backend.name, paper))
+        return routing_costs(self._config, spent, lambda: rivals(self._config, self._backend.name, paper), self._progress)
 
 
 def _group(

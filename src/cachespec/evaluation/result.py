@@ -145,15 +145,14 @@ def local_words(backend: str, overall: Group, groups: tuple[Group, ...], bar: fl
     return f"{text}. {_sharing(prefix)}"
 
 
-def hosted_words(backend: str, prefix: Prefixes, caching: Mapping[str, Decimal | None]) -> str:
-    """What to do about a hosted backend, in words."""
+def hosted_words(backend: str, prefix: Prefixes, caching: Mapping[str, Decimal | None], best: str | None) -> str:
+    """What to do about a hosted backend, in words; `best` is the caching policy that costs least."""
     text = f"no speculation on {backend} (vendor_optimises): whoever runs the model speculates already"
-    known = {name: cost for name, cost in caching.items() if cost is not None}
-    if known:
-        best = min(known, key=lambda name: known[name])
-        text += f". Cheapest caching policy for this slice: {best}, {money_text(known[best])} USD"
-        if known.get("off"):
-            text += f", {float(known[best] / known['off']):.0%} of what no caching costs"
+    least, without = caching.get(best or ""), caching.get("off")
+    if least is not None:
+        text += f". Cheapest caching policy for this slice: {best}, {money_text(least)} USD"
+        if without:
+            text += f", {float(least / without):.0%} of what no caching costs"
     elif caching:
         text += ". What caching policies cost is not known: the model has no known price"
     return f"{text}. {_sharing(prefix)}"

@@ -20,6 +20,7 @@ from cachespec.config import Config, references
 from cachespec.decide import Decider, Settings
 from cachespec.decision import Belief, Latency, Offer, Plan, Reason, TokenEstimate
 from cachespec.errors import CachespecError
+from cachespec.evaluation.result import Progress
 from cachespec.evaluation.sharing import Pages
 from cachespec.learned import Learned
 from cachespec.ledger.memory import MemoryLedger
@@ -195,10 +196,11 @@ def _usage(offer: Offer, output: int | None) -> Usage:
     )
 
 
-def caching_costs(config: Config, backend: Backend, requests: Sequence[Spent]) -> dict[str, Decimal | None]:
+def caching_costs(config: Config, backend: Backend, requests: Sequence[Spent], progress: Progress) -> dict[str, Decimal | None]:
     """The slice's cost at one hosted backend, by installed caching policy, with its defaults (the configured one: its own)."""
     found: dict[str, Decimal | None] = {}
-    for name in installed("caching"):
+    names = installed("caching")
+    for name in names:
         till = _Till(
             config=config,
             backends={backend.name: backend},
@@ -207,11 +209,12 @@ def caching_costs(config: Config, backend: Backend, requests: Sequence[Spent]) -
             routing=Pinned(backend=backend.name),
         )
         found[name] = till.cost(requests)
+        progress("caching policies", len(found), len(names))
     return found
 
 
 def routing_costs(
-    config: Config, spent: Sequence[Spent], fresh: Callable[[], Mapping[str, Backend]]
+    config: Config, spent: Sequence[Spent], fresh: Callable[[], Mapping[str, Backend]], progress: Progress
 ) -> dict[str, Decimal | None]:
     """The slice's cost by who answers: ``only:NAME`` for each backend, ``routing:NAME`` for each policy that needs no options
     and the configured one. `fresh` makes the backends as they are at the start, for each."""
@@ -230,6 +233,7 @@ def routing_costs(
         caching = _caching(config, config.caching.use)
         till = _Till(config=config, backends=fresh(), candidates=candidates, caching=caching, routing=routing)
         found[way] = till.cost(spent)
+        progress("routes", len(found), len(ways))
     return found
 
 
