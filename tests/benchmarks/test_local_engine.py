@@ -15,7 +15,7 @@ from benchmarks import batching, identity, llamacpp_generate, prefill_beside, pr
 from cachespec.engine.models import find_model
 from cachespec.errors import ConfigError
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(autouse=True, scope="module")
