@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.backends.test_llamacpp import available
+from tests.engine.tiny_models import mamba
 
 from cachespec.backends._local import LocalBackend
 from cachespec.config import Config, parse_config
@@ -157,3 +158,22 @@ def test_a_backend_that_there_is_not() -> None:
 
     with pytest.raises(InputError, match="laptop"):
         anyio.run(run)
+
+
+@model
+def test_a_model_that_cannot_go_back_has_no_drafters(folder: Path, tmp_path: Path) -> None:
+    path = mamba(tmp_path / "mamba.gguf")
+    text = LOCAL.replace('"smollm2"', f'"{path}"') + 'draft = { use = "suffix" }\n'
+    done, _ = evaluated(folder, text, parse_prompts(['{"prompt": "abc"}']), max_output_tokens=4)
+    assert done.evaluation.overall.drafters == {}
+    assert done.evaluation.overall.recommended == "capability"
+    assert "capability" in done.evaluation.recommendation
+
+
+@model
+def test_a_draft_model_that_does_not_fit_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachespec.backends._startup._free_memory", lambda: 1000)
+    draft = f'draft = {{ use = "model", model = "{find_model("smollm2")}" }}\n'
+    done, _ = evaluated(folder, LOCAL + draft, parse_prompts(['{"prompt": "a", "answer": "b c d"}']))
+    assert list(done.evaluation.overall.drafters) == ["suffix"]
+    assert len([note for note in done.evaluation.notes if "draft_does_not_fit" in note]) == 2

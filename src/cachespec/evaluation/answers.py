@@ -45,10 +45,12 @@ class Plain(LocalBackend):
         self._runtime = runtime
 
     def load_runtime(self, progress: Progress) -> Runtime:
+        """The runtime that is there."""
         return cast("Runtime", _Borrowed(self._runtime))
 
     def load_draft(self, model: str, runtime: str | None) -> Runtime:
-        raise NotImplementedError("nothing is drafted")  # pragma: no cover
+        """Nothing is drafted here: its settings have no drafter. Raises InputError."""
+        raise InputError("plain answers need no draft model", field="draft")
 
 
 class Answers:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from cachespec.backends._local import LocalBackend
@@ -17,6 +17,7 @@ from cachespec.config import Config
 from cachespec.engine.costs import CalibrationStore
 from cachespec.engine.drafters.base import Drafter
 from cachespec.engine.evidence import Evidence, save_evidence
+from cachespec.engine.invariance import kept_width
 from cachespec.engine.runtimes.base import Runtime
 from cachespec.engine.speculation import CostTable
 from cachespec.errors import InputError
@@ -55,6 +56,7 @@ class LocalEvaluation:
         self._progress, self._most, self._temperature, self._store = progress, max_output_tokens, temperature, store
         self._settings = replace(backend.settings, parallel=1)
         self._notes: list[str] = []
+        self._width = 1  # tokens that a call may evaluate
 
     async def evaluated(self) -> Evaluated:
         runtime = await anyio.to_thread.run_sync(self._load)
@@ -73,18 +75,9 @@ class LocalEvaluation:
 
     async def _with(self, runtime: Runtime) -> Evaluated:
         drafts = self._drafts() if runtime.info.rewinds else {}
-        if not runtime.info.rewinds:
-            self._notes.append("this model cannot be rolled back, so nothing can be drafted (capability)")
         pairs, speeds = await self._answers(runtime)
         samples = [sample for _, _, sample in pairs]
-        longest = max(len(sample.prompt) + len(sample.answer) for sample in samples)
-        truth, believed = await anyio.to_thread.run_sync(lambda: self._costs(runtime, longest))
-        scores: dict[str, Scored] = {}
-        for use, draft in drafts.items():
-            score = partial(self._score, use, draft, samples, runtime, truth, believed)
-            found = await anyio.to_thread.run_sync(score)
-            if found is not None:
-                scores[use] = found
+        scores = await anyio.to_thread.run_sync(lambda: self._scores(drafts, samples, runtime))
         return self._result(runtime, pairs, scores, drafts, speeds)
 
     def _drafts(self) -> dict[str, Mapping[str, Any]]:
@@ -100,9 +93,20 @@ class LocalEvaluation:
         found[use] = configured
         return found
 
+    def _scores(
+        self, drafts: Mapping[str, Mapping[str, Any]], samples: Sequence[Sample], runtime: Runtime
+    ) -> dict[str, Scored]:
+        if not drafts:
+            return {}
+        truth, believed = self._costs(runtime, max(len(sample.prompt) + len(sample.answer) for sample in samples))
+        scores = {use: self._score(use, draft, samples, runtime, truth, believed) for use, draft in drafts.items()}
+        return {use: scored for use, scored in scores.items() if scored is not None}
+
     def _costs(self, runtime: Runtime, longest: int) -> tuple[Truth, CostTable]:
         self._progress("measuring", 0, 2)
-        believed = measured_costs(runtime, self._settings, runtime.width, self._store)
+        settings = self._backend.settings
+        self._width = kept_width(runtime, self._store) if settings.deterministic else runtime.width
+        believed = measured_costs(runtime, settings, self._width, self._store)
         self._progress("measuring", 1, 2)
         truth = Truth.measure(runtime, longest, seconds=self._measure_s)
         self._progress("measuring", 2, 2)
@@ -151,7 +155,7 @@ class LocalEvaluation:
             self._notes.append(f"{use}: the draft model does not fit into memory (draft_does_not_fit)")
             return None
         counts = self._pass(use, draft, runtime, len(samples), 0, lambda made: shadow(samples, made, runtime))
-        policy, width = self._settings.policy(), runtime.width
+        policy, width = self._settings.policy(), self._width
         played = self._pass(
             use,
             draft,
@@ -175,6 +179,7 @@ class LocalEvaluation:
         drafter = make_drafter(self._settings, draft, runtime, self._backend.load_draft)
         try:
             for result in over(drafter):
+                anyio.from_thread.check_cancelled()
                 results.append(result)
                 self._progress(f"scoring {use}", number * count + len(results), 2 * count)
         finally:

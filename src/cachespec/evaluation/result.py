@@ -105,7 +105,7 @@ class Evaluated:
 def recommended(drafters: Mapping[str, DrafterScore], bar: float | None) -> str:
     """The drafter that is predicted to give most, if that is worth it and over the bar; else why none."""
     if not drafters:
-        return "no_gain"
+        return "capability"
     over = {name: score for name, score in drafters.items() if over_bar(score, bar)}
     if not over:
         return "low_acceptance" if any(score.acceptance for score in drafters.values()) else "no_gain"
@@ -130,7 +130,7 @@ def local_words(backend: str, overall: Group, groups: tuple[Group, ...], bar: fl
         if len(gains) > 1:
             text += f" ({min(gains):.2f} to {max(gains):.2f} by category)"
     elif not scores:
-        text = f"no drafter could be scored on {backend}"
+        text = f"no speculation on {backend} (capability): its model cannot go back, so nothing can be drafted"
     else:
         name = max(scores, key=lambda name: scores[name].predicted_speedup)
         score = scores[name]

@@ -38,7 +38,7 @@ from cachespec.usage import Usage, exact
 APART_S = 10.0
 """Between two requests, where the slice has no times."""
 _BEGINS_S = 2.0  # from sending a request until its answer begins, and what it wrote can be read
-_EPOCH = 1_700_000_000.0  # a clock that begins at 0 would be before any price list
+_EPOCH = 1_700_000_000.0  # added to the slice's times, which may begin at 0
 _SMALLEST = Decimal("1e-9")
 
 
