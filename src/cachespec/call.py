@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
@@ -12,10 +12,10 @@ from cachespec.affinity import Sessions
 from cachespec.answers import parse_answer
 from cachespec.assembly import Assembly
 from cachespec.backends.base import Attempt, Backend
-from cachespec.cache_learning import Caching, Sent
+from cachespec.cache_learning import Sent
 from cachespec.caching import Outcome as CacheOutcome
 from cachespec.clock import Clock
-from cachespec.decide import Asked, Decider, Verdict, route_error
+from cachespec.decide import Asked, Verdict, route_error
 from cachespec.decision import Decision, Latency, Offer, Reason
 from cachespec.errors import (
     CachespecError,
@@ -26,6 +26,7 @@ from cachespec.errors import (
 from cachespec.events import Completion, Retrying
 from cachespec.fanout import LONGEST_S
 from cachespec.finishing import to_the_end
+from cachespec.generations import Generation
 from cachespec.keepalive import KeepAlives
 from cachespec.learned import Answer, Learned
 from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
@@ -33,7 +34,6 @@ from cachespec.middleware import Chain
 from cachespec.policies.budgets import accounts
 from cachespec.policies.retries import Failure, next_attempt
 from cachespec.quotes import cut_usage, estimated_cost
-from cachespec.rules import RetryRule
 from cachespec.stream import Outcome
 from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
 from cachespec.usage import Cost, Usage, exact, money_text
@@ -61,30 +61,31 @@ class _Open:
 
 
 class ClientCall:
-    """Implements `cachespec.stream.Call`. Used by one task."""
+    """Implements `cachespec.stream.Call`. Used by one task.
+
+    `ask` makes the request ready under the client's `current` generation. It begins, and ends, under the one that is current
+    when it is entered: what it was built under may be closed by then.
+    """
 
     def __init__(
         self,
-        asked: Asked,
+        ask: Callable[[], Asked],
+        current: Callable[[], Generation],
         *,
-        decider: Decider,
-        backends: Mapping[str, Backend],
         ledger: Ledger,
-        caching: Caching,
         learned: Learned,
         keepalives: KeepAlives,
-        retries: RetryRule,
         telemetry: Telemetry,
         middleware: Chain,
         clock: Clock,
-        timeout_s: float | None,
         start: Callable[[], Awaitable[None]],
         sessions: Sessions,
     ) -> None:
-        self.timeout_s = timeout_s
-        self._asked, self._decider, self._backends, self._ledger = asked, decider, backends, ledger
-        self._caching, self._learned, self._keepalives = caching, learned, keepalives
-        self._retries, self._telemetry, self._middleware, self._clock = retries, telemetry, middleware, clock
+        self._ask, self._current = ask, current
+        self._begin(current())
+        self.timeout_s = self._asked.ask.timeout_s
+        self._ledger, self._learned, self._keepalives = ledger, learned, keepalives
+        self._telemetry, self._middleware, self._clock = telemetry, middleware, clock
         self._ready, self._sessions = start, sessions
         self._verdict: Verdict | None = None
         self._failures: list[Failure] = []
@@ -95,6 +96,10 @@ class ClientCall:
         self._start: float | None = None  # on the event loop's clock: from when it is entered
         self._cost: Cost | None = None
         self._warnings: list[str] = []
+
+    def _begin(self, now: Generation) -> None:
+        self._now, self._asked = now, self._ask()
+        self._decider, self._backends, self._caching = now.decider, now.backends, now.caching
 
     @property
     def decision(self) -> Decision:
@@ -111,6 +116,8 @@ class ClientCall:
             self._start = anyio.current_time()
         await self._ready()
         if not self._failures:
+            if (now := self._current()) is not self._now:
+                self._begin(now)
             await self._decider.refresh(self._asked)
         verdict = await self._in_turn(self._decide(), left_s)
         decision = verdict.decision
@@ -206,7 +213,7 @@ class ClientCall:
         self._failures.append(failure)
         self._failed[name] = error
         order = [o.backend for o in self._verdict.decision.candidates if o.eligible or o.backend in self._failed]
-        plan = next_attempt(self._retries, self._failures, order, left_s=left_s)
+        plan = next_attempt(self._now.config.retries, self._failures, order, left_s=left_s)
         delay = 0.0 if plan is None else plan.delay_s
         following = None if plan is None else plan.backend
         number = len(self._failures)

@@ -25,9 +25,9 @@ from cachespec.clock import Clock, SystemClock
 from cachespec.config import Config, load_config
 from cachespec.decide import Asked, Verdict, route_error
 from cachespec.decision import Decision
-from cachespec.errors import ConfigError, InputError, StreamStateError
+from cachespec.errors import InputError, StreamStateError
 from cachespec.events import Completion
-from cachespec.generations import FileWatch, Generation, generation
+from cachespec.generations import FileWatch, close_backend, generation, start_backend
 from cachespec.keepalive import KeepAlives, Prewarmed
 from cachespec.learned import Learned
 from cachespec.ledger.base import Ledger
@@ -110,7 +110,7 @@ class Client:
         self.ledger = wired.ledger
         self._clock = clock or SystemClock()
         self._background = Background(self._clock)
-        self._keepalives = KeepAlives(self.ledger, self._background, self._clock, self._telemetry)
+        self._keepalives = KeepAlives(self.ledger, self._background, self._clock, self._telemetry, self._in_use)
         self._watch = FileWatch(wired.config.path) if watch and wired.config.path is not None else None
         self._retired: list[Backend] = []
         self._memory = Memory()
@@ -125,6 +125,9 @@ class Client:
     def backends(self) -> Mapping[str, Backend]:
         """The backends of the current generation, by name."""
         return self._now.backends
+
+    def _in_use(self, backend: Backend) -> bool:
+        return self.backends.get(backend.name) is backend
 
     @property
     def config(self) -> Config:
@@ -163,8 +166,7 @@ class Client:
 
     async def start(self) -> None:
         """Start every backend (local models load here). Called by ``async with`` and by the first stream otherwise."""
-        if self._closed:
-            raise StreamStateError("the client is closed")
+        self._check_open()
         loop = anyio.lowlevel.current_token()
         if self._loop is None:
             self._loop = loop
@@ -176,11 +178,18 @@ class Client:
             self._starting = anyio.Lock()
         async with self._starting:
             if not self._started:
-                for name in self.backends:
-                    await _start(self._now, name)
+                for name, backend in self.backends.items():
+                    await start_backend(self._now, name)
+                    if self._closed:  # meanwhile: what was started after that nobody else closes
+                        await close_backend(backend)
+                        raise StreamStateError("the client is closed")
                 await self._now.caching.restore(self.ledger, self._clock.time())
                 self._started = True
                 self._look_again()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StreamStateError("the client is closed")
 
     async def aclose(self) -> None:
         """Settle what is open, then release every backend and the ledger. Idempotent.
@@ -231,16 +240,14 @@ class Client:
             try:
                 now = generation(wired, learned=self._learned, telemetry=self._telemetry, before=before)
                 for name in new:
-                    await _start(now, name)
+                    await start_backend(now, name)
                 if now.caching is not before.caching:
                     await before.caching.save(self.ledger, self._clock.time(), at_once=True)
                     await now.caching.restore(self.ledger, self._clock.time())
-                if self._closed:
-                    raise StreamStateError("the client is closed")
+                self._check_open()
             except BaseException:
-                with anyio.CancelScope(shield=True):
-                    for name in new:
-                        await wired.backends[name].aclose()
+                for name in new:
+                    await close_backend(wired.backends[name])
                 raise
             self._now = now
             kept = set(map(id, now.backends.values()))
@@ -260,7 +267,7 @@ class Client:
                 return
             for backend in gone:
                 self._retired.remove(backend)
-                await backend.aclose()
+                await close_backend(backend)
 
         self._background.at(self._clock.time() + RETIRE_S, ("retire", id(gone)), close)
 
@@ -512,23 +519,17 @@ class Client:
 
     def stream_request(self, request: Request) -> ResponseStream:
         """`stream` for a request that is built already (`build_request`, `request_from_body`)."""
-        if self._closed:
-            raise StreamStateError("the client is closed")
+        self._check_open()
         request = self._middleware.request(request)
-        asked, now = self._ask(request), self._now
         call = ClientCall(
-            asked,
-            decider=now.decider,
-            backends=now.backends,
+            lambda: self._ask(request),
+            lambda: self._now,
             ledger=self.ledger,
-            caching=now.caching,
             learned=self._learned,
             keepalives=self._keepalives,
-            retries=now.config.retries,
             telemetry=self._telemetry,
             middleware=self._middleware,
             clock=self._clock,
-            timeout_s=asked.ask.timeout_s,
             start=self.start,
             sessions=self._sessions,
         )
@@ -559,14 +560,6 @@ class Client:
             previous_response=resumed.previous_response,
             changed=resumed.changed,
         )
-
-
-async def _start(now: Generation, name: str) -> None:
-    """Start a backend; what is wrong with it is told with file and line."""
-    try:
-        await now.backends[name].start()
-    except ConfigError as error:
-        raise now.config.place(error, ("backends", name)) from error
 
 
 class Connection:

@@ -8,6 +8,7 @@ counters, so that a new limit holds for what was spent under the old one. A requ
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from cachespec.cache_learning import Caching
 from cachespec.config import Config
 from cachespec.decide import Decider, Settings
 from cachespec.errors import ConfigError
+from cachespec.finishing import to_the_end
 from cachespec.learned import Learned
 from cachespec.telemetry import Telemetry
 
@@ -64,6 +66,22 @@ def generation(wired: Wired, *, learned: Learned, telemetry: Telemetry, before: 
         caching = Caching(wired.caching, telemetry, learned, secret=wired.secret, before=former)
     decider = Decider(wired.backends, wired.routing, wired.ledger, settings, caching.planner, learned)
     return Generation(wired=wired, decider=decider, caching=caching)
+
+
+async def start_backend(now: Generation, name: str) -> None:
+    """Start a backend; what is wrong with it is told with file and line."""
+    try:
+        await now.backends[name].start()
+    except ConfigError as error:
+        raise now.config.place(error, ("backends", name)) from error
+
+
+async def close_backend(backend: Backend) -> None:
+    """Close a backend to the end, whoever cancels. One that fails to close is logged: it must not keep the others open."""
+    try:
+        await to_the_end(backend.aclose)
+    except Exception:
+        logging.getLogger("cachespec").exception("backend %s could not be closed", backend.name)
 
 
 class FileWatch:

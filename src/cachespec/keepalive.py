@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
@@ -66,7 +67,16 @@ class Kept:
 class KeepAlives:
     """Plans and sends keep-alives for one client, in the background. Used by the tasks of one event loop."""
 
-    def __init__(self, ledger: Ledger, background: Background, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        background: Background,
+        clock: Clock,
+        telemetry: Telemetry,
+        in_use: Callable[[Backend], bool],
+    ) -> None:
+        """`in_use` says whether a backend is still one of the configuration's: what is gone is not kept alive."""
+        self._in_use = in_use
         self._ledger, self._background, self._clock, self._telemetry = ledger, background, clock, telemetry
         self._planned: set[tuple[bytes, bytes]] = set()
 
@@ -145,8 +155,8 @@ class KeepAlives:
         self._planned.discard(key)
         now = self._clock.time()
         entry = caching.warmth.get(*key)
-        if entry is None or entry.expires_at <= now:
-            return  # too late, or nothing there: writing it anew is the next request's to decide
+        if not self._in_use(kept.backend) or entry is None or entry.expires_at <= now:
+            return  # nobody comes back, too late, or nothing there: writing it anew is the next request's to decide
         if entry.expires_at > expires_at + _RENEWED_S:
             self._consider(kept)  # somebody read it since
             return

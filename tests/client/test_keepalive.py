@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,3 +172,14 @@ def test_a_request_is_cut_where_a_prefix_ends() -> None:
     assert shape("messages[1][0]") == (1, [("user", 2), ("assistant", 1), ("user", 1)])
     assert shape("messages[3][0]") is None
     assert cut(request, "messages[4][0]") == request
+
+
+async def test_a_backend_that_a_reload_took_out_is_not_kept_alive(vendor: Vendor) -> None:
+    async with vendor.client(MODELS[0], Keeping()) as client:
+        await client.complete("What is it?", system=SYSTEM)
+        assert len(client._background) == 1
+        gone = client.backends
+        client._now = replace(client._now, wired=replace(client._now.wired, backends={}))
+        await pass_time(client, vendor.clock, 600)
+        assert len(vendor.rules.log) == 1
+        client._now = replace(client._now, wired=replace(client._now.wired, backends=gone))

@@ -6,6 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,75 @@ async def test_it_need_not_be_watched_and_code_has_no_file(write: Callable[..., 
     async with Client(backends={"a": ScriptedBackend(name="a")}, clock=FakeClock()) as client:
         with pytest.raises(InputError, match="not made from a file"):
             await client.reload()
+
+
+@pytest.mark.anyio
+async def test_a_stream_built_before_a_reload_begins_under_the_new_configuration(write: Callable[..., str]) -> None:
+    async with Client.from_config(load_config(write(a="old"))) as client:
+        built = client.stream("Hi")
+        await client.complete("Hi")
+        old = client.backends["a"]
+        write(a="new")
+        await client.reload()
+        with anyio.fail_after(10):
+            while not getattr(old, "closed"):  # noqa: B009 - a scripted one
+                await anyio.sleep(0.05)
+        async with built as stream:
+            assert (await stream.get_final_completion()).text == "newnew"
+            assert stream.decision.generation == 2
+
+
+class Stubborn(ScriptedBackend):
+    """Takes its time to close, and fails at it."""
+
+    gone = False
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await anyio.sleep(0.2)
+        self.gone = True
+        raise RuntimeError("it does not want to")
+
+
+@pytest.mark.anyio
+async def test_retired_backends_are_closed_to_the_end_each_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    old = [Stubborn(name="a"), Stubborn(name="b")]
+    client = Client(backends={backend.name: backend for backend in old})
+    async with client:
+        await client.start()
+        client._retired += old
+        client._now = replace(client._now, wired=replace(client._now.wired, backends={}))
+        client._retire(list(old), set())
+        with anyio.fail_after(10):
+            while not old[0].closed:
+                await anyio.sleep(0.02)
+    assert [backend.gone for backend in old] == [True, True]
+    assert caplog.text.count("could not be closed") == 2
+
+
+class Slow(ScriptedBackend):
+    def __init__(self, *, name: str) -> None:
+        super().__init__(name=name)
+        self.begun = anyio.Event()
+
+    async def start(self) -> None:
+        self.closed = False
+        self.begun.set()
+        await anyio.sleep(0.05)
+        await super().start()
+
+
+@pytest.mark.anyio
+async def test_a_client_that_is_closed_while_it_starts_leaves_nothing_open() -> None:
+    first, second = Slow(name="a"), Slow(name="b")
+    client = Client(backends={"a": first, "b": second})
+
+    async def start() -> None:
+        with pytest.raises(StreamStateError, match="closed"):
+            await client.start()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(start)
+        await first.begun.wait()
+        await client.aclose()
+    assert (first.started, first.closed, second.started) == (1, True, 0)
