@@ -3,9 +3,10 @@
     python benchmarks/decision_time.py [--rounds 400] [--tools FILE] [--json]
 
 Each round parses a request's JSON anew, so that no object is known, and times `Client.plan` on it: once as it is, and once in
-two parts (reading, and cutting and deciding). All but the last two messages were seen in the round before; "cold" is the first
-time in a fresh client. Beside them, in the same rounds and on copies of their own, stands what cannot be avoided by anyone who
-must notice that something in 117 tools has changed: a bare ``==`` with the tools known, which even takes ``True`` for ``1``.
+two parts (reading, and cutting and deciding). All but the last two messages were seen in the round before, and were sent to
+the first backend, as were the other conversations; "cold" is the first time in a fresh client. Beside them, in the same rounds
+and on copies of their own, stands what cannot be avoided by anyone who must notice that something in 117 tools has changed: a
+bare ``==`` with the tools known, which even takes ``True`` for ``1``.
 Times are microseconds, by the clock and of the processor: where others compute, too, the clock tells of them. `--tools` is a
 JSON list in Chat Completions' shape; without it such a list is made up.
 """
@@ -24,6 +25,7 @@ from typing import Any, TypeAlias
 
 from cachespec.client import Client
 from cachespec.request import build_request
+from cachespec.usage import Usage
 
 MESSAGES, TOOLS, CONVERSATIONS, TURNS = 100, 117, 500, 20
 WORDS = "the request was read and the answer came back with what had been asked for in the first place "
@@ -70,6 +72,18 @@ def make_client() -> Client:
     return Client(backends=BACKENDS, models={"any": list(BACKENDS)}, model="any", max_output_tokens=1_000)
 
 
+def send(client: Client, **asked: Any) -> None:
+    """Have the first backend answer a request, as far as planning can tell: what was in it is known, and believed cached."""
+    verdict = client.plan_request(build_request(model=next(iter(BACKENDS)), memory=client._memory, **asked))
+    caching, now, planned = client._now.caching, client._clock.time(), verdict.planned
+    assert planned is not None
+    assert planned.tokens is not None
+    tokens, sent = planned.tokens, caching.sent(planned, now)
+    caching.began(sent, now)
+    usage = Usage(uncached=tokens.uncached, cache_read=tokens.cache_read, cache_write=tokens.writes, output=100)
+    caching.ended(sent, usage=usage, stop="tool_calls", now=now)
+
+
 Times: TypeAlias = tuple[float, float]
 """Microseconds by the clock, and of the processor."""
 
@@ -95,7 +109,8 @@ def measure(rounds: int, tools: list[dict[str, Any]]) -> dict[str, dict[str, flo
     cold = [timed(client.plan, **json.loads(first))[0] for client in [make_client() for _ in range(5)]]
     client = make_client()
     for n in range(CONVERSATIONS):
-        client.plan(messages=history(f"other {n}", TURNS, ""), tools=json.loads(json.dumps(tools)), session_id=f"s{n}")
+        send(client, messages=history(f"other {n}", TURNS, ""), tools=json.loads(json.dumps(tools)), session_id=f"s{n}")
+    send(client, **json.loads(first))
     client.plan(**json.loads(first))
     known = json.loads(first)
     seen = known["messages"][: MESSAGES - 2]
@@ -108,6 +123,7 @@ def measure(rounds: int, tools: list[dict[str, Any]]) -> dict[str, dict[str, flo
         whole, decision = timed(client.plan, **json.loads(text(2 * i)))
         note("plan, whole", whole)
         note("decided_in_us", (decision.decided_in_us, decision.decided_in_us))
+        send(client, **json.loads(text(2 * i)))
         reading, request = timed(build_request, **json.loads(text(2 * i + 1)), memory=client._memory)
         note("reading the request", reading)
         note("from the built request on", timed(client.plan_request, request)[0])

@@ -32,13 +32,14 @@ from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
 from time import time as unix_time
 
 from cachespec.errors import InputError
-from cachespec.usage import WRITE_TTLS, Cost, Usage, exact
+from cachespec.usage import EXACT, WRITE_TTLS, Cost, Usage, exact
 
 Tiers = tuple[tuple[int, Decimal], ...]
 """USD per million tokens by size of the request: the price of the last tier whose start its input tokens exceed."""
 
 INPUT, READ, WRITE, OUTPUT, REASONING, REQUEST = "input", "cache_read", "cache_write", "output", "reasoning", "request"
 _MILLION = Decimal(1_000_000)
+_ZERO = Decimal(0)
 _TINY = Decimal("1e-12")
 
 _NEUTRAL = frozenset({"default", "standard", "standard_only", "auto", "on_demand", "global", "not_available", ""})
@@ -91,10 +92,10 @@ class _Dearest:
 
     def of(self, input_tokens: int, output_tokens: int) -> Decimal:
         """The price of a request in millionths of a USD, for prices that are there."""
-        amount = Decimal(0) if self.input is None else input_tokens * _at_size(self.input, input_tokens)
+        amount = _ZERO if self.input is None else EXACT.multiply(_at_size(self.input, input_tokens), input_tokens)
         if output_tokens and self.output is not None:
-            amount += output_tokens * _at_size(self.output, input_tokens)
-        return amount if self.request is None else amount + _at_size(self.request, input_tokens)
+            amount = EXACT.fma(_at_size(self.output, input_tokens), output_tokens, amount)
+        return amount if self.request is None else EXACT.add(amount, _at_size(self.request, input_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +133,15 @@ class TokenRates:
         prices, unpriced, day = self._in_force(billing).standing if at is None else self._prices(_utc(at), billing)
         estimated = bool(unpriced)
         total = usage.input_tokens
-        unknown = Cost(amount=None, estimated=False, source=self.source, price_date=day)
         if total is None or usage.output is None:
-            return unknown
-        with exact():
-            amount = Decimal(0)
-            for count, tiers, assumed in _billed(usage, prices):
-                if tiers is None:
-                    return unknown
-                amount += count * _at_size(tiers, total)
-                estimated |= assumed
-            amount /= _MILLION
+            return Cost(amount=None, estimated=False, source=self.source, price_date=day)
+        amount = _ZERO
+        for count, tiers, assumed in _billed(usage, prices):
+            if tiers is None:
+                return Cost(amount=None, estimated=False, source=self.source, price_date=day)
+            amount = EXACT.fma(_at_size(tiers, total), count, amount)
+            estimated |= assumed
+        amount = EXACT.divide(amount, _MILLION)
         if usage.cache_read is None and usage.uncached and not self.silent_reads:
             estimated |= READ in prices and _at_size(prices[READ], total) < _at_size(prices[INPUT], total)
         return Cost(amount=amount, estimated=estimated, source=self.source, price_date=day)
@@ -160,8 +159,7 @@ class TokenRates:
         dearest = self._in_force(billing).dearest if at is None else self._dearest(_utc(at), billing)
         if dearest is None or any(d.input is None or (output_tokens and d.output is None) for d in dearest):
             return None
-        with exact():
-            return max(d.of(input_tokens, output_tokens) for d in dearest) / _MILLION
+        return EXACT.divide(max([d.of(input_tokens, output_tokens) for d in dearest]), _MILLION)
 
     def _in_force(self, billing: Mapping[str, str] | None) -> _InForce:
         """What holds now, worked out anew when the day ends, or the hours of a price begin or end."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cachespec.decision import Latency, Quote, TokenEstimate
 from cachespec.pricing import Rates
-from cachespec.usage import Cost, Usage, exact
+from cachespec.usage import EXACT, Cost, Usage
 
 if TYPE_CHECKING:
     from cachespec.backends.base import Estimate
@@ -79,8 +79,7 @@ def quote(
     ahead = None
     if turns and expected.amount is not None:
         each = _turn(rates, estimate, tokens, latency, reads=reads)
-        with exact():
-            ahead = None if each is None else each * Decimal(repr(round(turns, 3)))
+        ahead = None if each is None else EXACT.multiply(each, Decimal(repr(round(turns, 3))))
     return Quote(
         expected=expected.amount,
         worst=worst,

@@ -29,9 +29,10 @@ from cachespec.shown import shown
 MOST_TOKENS = 2**53 - 1
 """A larger count is not believed: beyond this JSON's numbers stop being exact."""
 
-_EXACT = Context(
+EXACT = Context(
     prec=200, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[InvalidOperation, DivisionByZero, Overflow]
 )
+"""The context of money, for its methods, which need no `exact` around them; nobody sets anything in it."""
 
 WRITE_TTLS = ("5m", "30m", "1h", "12h", "kv", "unspecified")
 
@@ -42,7 +43,7 @@ _COUNTS = attrgetter(*_COUNTED)
 
 def exact() -> AbstractContextManager[Context]:
     """Where money is added and multiplied: in a context of our own, whatever precision and traps the caller has set."""
-    return localcontext(_EXACT)
+    return localcontext(EXACT)
 
 
 def money_text(amount: Decimal | None) -> str | None:
