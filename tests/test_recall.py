@@ -338,7 +338,8 @@ def test_a_trace_goes_along_new_values_only() -> None:
 
     def along(count: int, last: str = "") -> tuple[int, list[str]]:
         given = [{"role": "user", "content": f"{i}{last if i == count - 1 else ''}"} for i in range(count)]
-        return trace(recall.read(given, lambda i: i)[1], step, 0)
+        state, pieces = trace(recall.read(given, lambda i: i)[1], step, 0)
+        return state, list(pieces)
 
     assert along(3) == (3, ["1", "2", "2"])
     assert along(4) == (6, ["1", "2", "2", "3", "3", "3"])
