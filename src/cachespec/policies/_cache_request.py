@@ -34,8 +34,20 @@ class View:
     end of tools and system, `turn` how many requests this one goes on from.
     """
 
-    __slots__ = ("ask", "coming", "known", "known_tokens", "like", "live", "origin", "read", "read_tokens")
-    __slots__ += ("system", "turn", "whose")
+    __slots__ = (
+        "ask",
+        "coming",
+        "known",
+        "known_tokens",
+        "like",
+        "live",
+        "origin",
+        "read",
+        "read_tokens",
+        "system",
+        "turn",
+        "whose",
+    )
 
     def __init__(self, ask: CacheAsk, known: int = -1, wait: Wait | None = None) -> None:
         self.ask, self.known = ask, known
