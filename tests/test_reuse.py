@@ -267,6 +267,8 @@ def _document(change: object) -> bytes:
         _document([1, [[["end"], [1.0], [float("nan")], []]], []]),
         _document([1, [[["end"], [-1.0], [], []]], []]),
         _document([1, [[["end"], ["x"], [], []]], []]),
+        _document([1, [[["end", ["x"]], [1.0], [], []]], []]),
+        _document([1, [[[{}], [1.0], [], []]], []]),
         _document([1, [], [["a", [0.0, 0, [5], "end", 0, 0, 0, 0, None]]]]),
         _document([1, [], [["a", [0.0, 99, [], "end", 0, 0, 0, 0, None]]]]),
         _document([1, [], [["a", [float("inf"), 0, [], "end", 0, 0, 0, 0, None]]]]),

@@ -324,6 +324,8 @@ def _short(counts: list[float]) -> list[float]:
 
 
 def _restored(key: list[str | int], waits: list[float], reached: list[float], ended: list[float]) -> Gaps:
+    if not all(isinstance(part, str | int) for part in key):
+        raise TypeError("no name of a class")
     gaps = Gaps(tuple(key))
     gaps.waits = sum(_long(waits, 1))
     gaps.reached, gaps.ended = _long(reached, _SPANS), _long(ended, _SPANS)

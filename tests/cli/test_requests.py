@@ -119,6 +119,7 @@ def test_an_error_as_a_document_has_its_fields(run: Run, app: App, request_file:
     assert error["type"] == "NoRouteError"
     assert error["reasons"]["wire"][0]["code"] == "rule"
     error = document(run("complete", "-", "-c", "-", "--json"))["error"]
+    assert error.keys() == {"type", "message", "partial"}
     assert error["type"] == "UsageError"
 
 

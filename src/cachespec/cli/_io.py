@@ -110,7 +110,8 @@ def write_json(value: Any) -> None:
 
 def error_dict(error: BaseException) -> dict[str, Any]:
     """A failure as ``--json`` prints it: its class, its message, its own fields, and what there is of an answer."""
-    fields = {name: _plain(value) for name, value in vars(error).items() if not name.startswith("_")}
+    own = {} if isinstance(error, click.ClickException) else vars(error)  # click's name its own objects
+    fields = {name: _plain(value) for name, value in own.items() if not name.startswith("_")}
     return {"type": type(error).__name__, **fields, "message": str(error), "partial": fields.get("partial")}
 
 
