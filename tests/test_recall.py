@@ -419,3 +419,34 @@ def test_real_tools_are_the_same_with_a_memory(dialect: str) -> None:
         assert exactly(request) == exactly(build_request(messages=[HI], tools=json.loads(text)))
     assert isinstance(request, Request)
     assert len(request.tools) == 117
+
+
+def test_a_request_that_was_not_read_with_a_memory_is_recognised() -> None:
+    memory = Memory()
+    tool = {"name": "look", "input_schema": {"type": "object", "properties": {"q": {"type": "string"}}}}
+    said = [HI, {"role": "assistant", "content": "Well."}, {"role": "user", "content": "Go on."}]
+    first = memory.known(build_request(messages=said[:1], tools=[tool], system="Be brief."))
+    whole = build_request(messages=said, tools=[tool], system="Be brief.")
+    known = memory.known(whole)
+    assert exactly(known) == exactly(whole)
+    assert known.messages[0] is first.messages[0]
+    assert known.tools[0] is first.tools[0]
+    assert build_prompt(known).segments == build_prompt(whole).segments
+    assert memory.known(known) is known
+
+
+def test_what_a_caller_changes_later_is_not_in_what_was_recognised() -> None:
+    memory = Memory()
+    schema: dict[str, Any] = {"type": "object", "properties": {}}
+    request = replace(build_request("Hi"), tools=(Tool(name="look", description=None, parameters=schema),))
+    known = memory.known(request)
+    schema["properties"]["q"] = {"type": "string"}
+    assert known.tools[0].parameters == {"type": "object", "properties": {}}
+    assert memory.known(request).tools[0].parameters == schema
+
+
+def test_a_request_with_what_has_no_key_stays_as_it_is() -> None:
+    request = replace(build_request("Hi"), tools=(Tool(name="look", description=None, parameters=MappingProxyType({})),))
+    known = Memory().known(request)
+    assert known.tools is request.tools
+    assert known == request

@@ -45,6 +45,32 @@ def test_a_look_finds_the_head_and_the_deepest() -> None:
     assert warmth.look(THERE, KEYS, head=4, most=3) == []
 
 
+def test_a_look_follows_what_is_dropped_forgotten_and_loaded() -> None:
+    warmth = Warmth(most=3)
+    for key in KEYS[:2]:
+        warmth.put(HERE, key, entry())
+        warmth.put(HERE, key, entry())  # again: it is still one
+
+    def found(scope: bytes) -> list[int]:
+        return [i for i, _ in warmth.look(scope, KEYS, head=0, most=60)]
+
+    warmth.drop(HERE, KEYS[0])
+    assert (found(HERE), found(THERE)) == ([1], [])
+    for key in KEYS[3:6]:  # the last of the others goes
+        warmth.put(THERE, key, entry())
+    assert (found(HERE), found(THERE)) == ([], [3, 4, 5])
+    warmth.drop(THERE, KEYS[4])
+    warmth.put(HERE, KEYS[7], entry())
+    again = Warmth(most=3)
+    again.put(HERE, KEYS[7], entry())
+    again.load(warmth.dump(), now=200.0)
+    warmth = again
+    assert (found(HERE), found(THERE)) == ([7], [3, 5])
+    for scope, key in ((HERE, KEYS[7]), (THERE, KEYS[3]), (THERE, KEYS[5])):
+        warmth.drop(scope, key)
+    assert (found(HERE), found(THERE), len(warmth)) == ([], [], 0)
+
+
 def test_the_longest_unused_is_forgotten_first() -> None:
     warmth = Warmth(most=10)
     for key in KEYS[:10]:

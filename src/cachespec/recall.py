@@ -107,7 +107,17 @@ class Recall(Generic[T]):
         all values when some are new; it says how many leading ones are to be skipped, or raises. Sequences of different
         `salt` know nothing of each other. Whatever these raise leaves everything as it was.
         """
-        keys, ends = _keys(given)
+        return self._read(given, *_keys(given), read, check, salt)
+
+    def _read(
+        self,
+        given: Sequence[Any],
+        keys: list[Key],
+        ends: list[int],
+        read: Callable[[int], T],
+        check: Callable[[Sequence[T]], int],
+        salt: Hashable,
+    ) -> tuple[tuple[T, ...], tuple[T, ...]]:
         run, count = self._longest(keys, ends, salt)
         if run is not None and count == len(given) and count > run.skip:
             items = run.items
@@ -146,11 +156,11 @@ class Recall(Generic[T]):
         return values
 
     def known(self, values: tuple[T, ...], own: Callable[[int], T]) -> tuple[T, ...]:
-        """The same values, recognised where they can be; `own(i)` gives value i without anything that others may change."""
+        """The same values, recognised where all have a key; `own(i)` gives value i without anything that others may change."""
         if isinstance(values, Seen) or not values:
             return values
-        found = self.read(values, own)[1]
-        return found if isinstance(found, Seen) else values
+        keys, ends = _keys(values)
+        return values if len(keys) < len(values) else self._read(values, keys, ends, own, lambda _: 0, None)[1]
 
     def _longest(self, keys: list[Key], ends: list[int], salt: Hashable) -> tuple[_Run[T] | None, int]:
         """The run that shares the longest beginning with these keys, and how long that is."""
