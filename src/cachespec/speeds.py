@@ -76,9 +76,11 @@ class _Line:
             self.spread = [[(w * w if i == j else 0.0) for j in range(len(self.prior))] for i, w in enumerate(self.prior)]
 
     def value(self, x: Sequence[float], trust: float) -> float:
-        learned = sum(w * v for w, v in zip(self.weights, x, strict=True)) * math.exp(self.level)
-        assumed = sum(w * v for w, v in zip(self.prior, x, strict=True))
-        return max(trust * learned + (1 - trust) * assumed, 1e-3)
+        learned = assumed = 0.0
+        for value, weight, prior in zip(x, self.weights, self.prior, strict=True):
+            learned += weight * value
+            assumed += prior * value
+        return max(trust * learned * math.exp(self.level) + (1 - trust) * assumed, 1e-3)
 
     def learn(self, x: Sequence[float], actual: float) -> None:
         n = len(x)
