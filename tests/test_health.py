@@ -114,3 +114,14 @@ def test_load_counts_what_is_under_way() -> None:
     health.failed("a", ServerError("500"), NOW)
     health.left("a")
     assert health.load("a") == 0
+
+
+def test_a_clock_that_is_set_back_keeps_nobody_out() -> None:
+    health = Health()
+    health.failed("a", ConnectionFailedError("refused", backend="a"), 100_000.0)
+    assert health.refusal("a", 100_001.0) is not None
+    assert health.refusal("a", 10_000.0) is None
+    health.started("a", 10_000.0)
+    assert health.refusal("a", 10_001.0) is not None  # that one is the probe
+    health.answered("a")
+    assert health.refusal("a", 10_002.0) is None

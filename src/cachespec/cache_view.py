@@ -29,6 +29,7 @@ SURE = 0.9
 _DEEPEST = 8
 """Entries within a conversation that are looked at: the deepest ones; what is shallower is part of them."""
 _COVERED = 0.5
+_SET_BACK_S = 60.0
 _SEGMENT = re.compile(r"tools\[\d+\]|system\[\d+\]|messages\[\d+\]\[\d+\]")
 _BARE = {"blocks": "5m", "breakpoints": "30m", "routing": ""}
 """The lifetime of a mark that names none."""
@@ -72,7 +73,9 @@ class View:
             key = keys.partition(ask.tenant)
         self.key = key if isinstance(key, str) else None
         self.scope = scope_of(backend.name, backend.model, self.key or "", _other_fields(self.request, backend.name))
-        self.found = warmth.look(self.scope, self.layout.keys, head=self.layout.head, most=_DEEPEST)
+        found = warmth.look(self.scope, self.layout.keys, head=self.layout.head, most=_DEEPEST)
+        # What is ready later than now was made before the clock was set back: nobody knows how old it is.
+        self.found = [pair for pair in found if pair[1].ready_at <= ask.now + _SET_BACK_S]
         self.prefixes = self._prefixes()
 
     def _prefixes(self) -> list[Prefix]:

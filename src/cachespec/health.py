@@ -32,9 +32,14 @@ _NOT_ITS_FAULT = (RequestRejectedError, OutOfPagesError)
 class _Breaker:
     failures: int = 0
     pauses: int = 0
+    opened_at: float = 0.0
     open_until: float = 0.0
     probing: bool = False
     cause: str = ""
+
+    def waits(self, now: float) -> bool:
+        """Whether its pause goes on; a clock that was set back to before it began ends it, too."""
+        return self.opened_at <= now < self.open_until
 
 
 class Health:
@@ -49,7 +54,7 @@ class Health:
         breaker = self._breakers.get(backend)
         if breaker is None or not breaker.open_until:
             return None
-        if now < breaker.open_until:
+        if breaker.waits(now):
             return f"{breaker.cause}; tried again in {breaker.open_until - now:.0f} s"
         if breaker.probing:
             return f"{breaker.cause}; one request is trying it now"
@@ -63,7 +68,7 @@ class Health:
         """An attempt begins; through an open breaker it is the probe."""
         self._load[backend] = self._load.get(backend, 0) + 1
         breaker = self._breakers.get(backend)
-        if breaker is not None and breaker.open_until and now >= breaker.open_until:
+        if breaker is not None and breaker.open_until and not breaker.waits(now):
             breaker.probing = True
 
     def answered(self, backend: str) -> None:
@@ -91,7 +96,7 @@ class Health:
             return
         pause = min(FIRST_PAUSE_S * 2.0**breaker.pauses, LONGEST_PAUSE_S)
         breaker.pauses = min(breaker.pauses + 1, 16)
-        breaker.open_until = now + max(pause if asked is None else float(asked), 0.0)
+        breaker.opened_at, breaker.open_until = now, now + max(pause if asked is None else float(asked), 0.0)
         breaker.cause = f"{type(error).__name__} after {breaker.failures} failure{'s' if breaker.failures > 1 else ''} in a row"
 
     def _ended(self, backend: str) -> None:

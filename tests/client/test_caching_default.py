@@ -112,3 +112,15 @@ async def test_a_callers_lifetime_that_the_terms_do_not_have_breaks_no_later_req
     planned = [ttl for body in vendor.bodies[2:] for _, ttl in marks_of(body)]
     assert planned
     assert set(planned) == {"30m"}  # nobody publishes a price of 12h
+
+
+@pytest.mark.parametrize("model", ["claude-sonnet-5", "gpt-5.6-sol"])
+async def test_a_clock_that_is_set_back_makes_nobody_wait_for_it_to_catch_up(vendor: Vendor, model: str) -> None:
+    async with vendor.client(model, None) as client:
+        await client.complete("One?", system=text(3000))
+        vendor.clock.advance(-86_400)
+        for _ in range(3):
+            await client.complete("One?", system=text(3000))
+            vendor.clock.advance(20)
+    assert vendor.reads[1] == 0  # the vendor's clock is the same one here
+    assert min(vendor.reads[2:]) > 2_900
