@@ -166,6 +166,7 @@ class Session:
             temperature=temperature,
             response_format=response_format,
             timeout=timeout,
+            memory=self._client._memory,
         )
         return SessionStream(self, new)
 
