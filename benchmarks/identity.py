@@ -4,7 +4,7 @@
 
 Every cell of {no drafter, suffix, draft model, random, adversarial} x temperatures {0, 0.7, 1.0} x prompts is answered four
 times: alone and in a batch of 8, cold and on a warm prefix. All are compared, token by token, with the answer without a
-drafter, alone and cold. Drafts have a fixed length of 4, so that they are verified whether that pays or not. The draft model
+drafter, alone and cold. Drafts have a fixed length of 4 and are verified whether that pays or not. The draft model
 is the same model at another quantisation (made here with llama.cpp's own tool): it mostly agrees, and is not always right. The
 adversary knows the right answer; it proposes a part of it, then a wrong token, then the right ones again.
 
@@ -26,7 +26,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from time import monotonic
@@ -35,7 +35,7 @@ from typing import Any, Final, TypeAlias
 from benchmarks._local import SPEC_BENCH, Answer, chat_tokens, kept, machine, prompts, read, read_all, requantised
 from benchmarks._widths import gap, width_effect
 
-from cachespec.engine.control import SpeculationControl
+from cachespec.engine.control import SpeculationControl, Track
 from cachespec.engine.costs import CostModel
 from cachespec.engine.drafters.base import Draft, Drafter
 from cachespec.engine.drafters.model import ModelDrafter
@@ -46,7 +46,7 @@ from cachespec.engine.models import find_model
 from cachespec.engine.runtimes.base import Runtime
 from cachespec.engine.sampling import Sampling, key
 from cachespec.engine.sequence import Job
-from cachespec.engine.speculation import CostTable
+from cachespec.engine.speculation import Candidate, CostTable
 from cachespec.policies.acceptance import Fixed
 
 DRAFTERS: Final = ("none", "suffix", "model", "random", "adversarial")
@@ -133,6 +133,14 @@ class Guesser:
         return {"tracks": self._open, "bytes": 0}
 
     def stop(self) -> None: ...
+
+
+class Insistent(SpeculationControl):
+    """Verifies whatever was drafted, also what it has learned to be hopeless."""
+
+    def _candidate(self, track: Track, hint: Draft, remaining: int) -> Candidate:
+        found = super()._candidate(track, hint, remaining)
+        return found if hint.pending else replace(found, chances=(0.5,) * len(hint.tokens))
 
 
 class Results:
@@ -231,7 +239,7 @@ class Run:
         made = self.drafter(drafter)
         costs = CostModel(CostTable({1: {1: 1e-3}}))
         policy = Fixed(draft_length=LENGTH)
-        control = None if made is None else SpeculationControl(policy, made, costs=costs, max_tokens=self.width)
+        control = None if made is None else Insistent(policy, made, costs=costs, max_tokens=self.width)
         engine = Engine(
             kept(self.runtime),
             parallel=BATCH,
