@@ -12,9 +12,9 @@ from cachespec.cli._io import json_option, read_request, write_json
 @click.argument("b", type=click.Path(allow_dash=True))
 @json_option
 def command(a: str, b: str, as_json: bool) -> None:
-    """Where request B stopped sharing request A's prefix, and why.
+    """Where one request stopped sharing another's prefix, and why.
 
-    A and B are requests as for `complete`; one of them may be - for stdin. Tokens are estimates.
+    A is the earlier request, B the later one, both as for `complete`; one of them may be - for stdin. Tokens are estimates.
     """
     from cachespec.why import why
 
