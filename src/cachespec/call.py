@@ -36,6 +36,7 @@ from cachespec.policies.retries import Failure, next_attempt
 from cachespec.quotes import cut_usage, estimated_cost
 from cachespec.stream import Outcome
 from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
+from cachespec.tokens import Sizes, sizes_of
 from cachespec.usage import Cost, Usage, exact, money_text
 
 LEASE_MARGIN_S = 60.0
@@ -272,7 +273,7 @@ class ClientCall:
                 ask=self._asked.ask,
                 backend=name,
                 model=f"{held.backend.provider}:{held.backend.model}",
-                sizes=None,
+                sizes=self._sizes(held),
                 usage=held.assembly.usage,
                 own=held.own,
                 load=held.load,
@@ -280,6 +281,15 @@ class ClientCall:
                 total_ms=max(total_ms - earlier, 0.0),
             )
             learned.answered(answer, now=now)
+
+    @staticmethod
+    def _sizes(held: _Open) -> Sizes | None:
+        """What the prompt is made of, where the backend's tokens are a guess and nobody else learns from its count."""
+        planned = None if held.sent is None else held.sent.planned
+        exact_count = held.own is not None  # an engine's own
+        if planned is None or planned.cache is not None or exact_count or planned.prompt.images:
+            return None
+        return sizes_of(planned.prompt.segments)
 
     def _keep(self, held: _Open) -> None:
         """What the answer leaves in a cache may be worth keeping alive until the next turn."""

@@ -47,6 +47,7 @@ from cachespec.prompt import Prompt, build_prompt
 from cachespec.quotes import quote, with_output
 from cachespec.request import Request
 from cachespec.rules import BudgetRule, Rule
+from cachespec.tokens import sizes_of
 from cachespec.usage import money_text
 
 PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "stop", "seed", "reasoning", "tool_choice", "response_format")
@@ -306,6 +307,10 @@ class Decider:
         said = estimate.tokens
         tokens, belief = (said if planned.tokens is None else planned.tokens), planned.belief or estimate.belief
         capabilities = backend.capabilities
+        density = self._learned.tokens(planned.tokenizer)
+        if planned.tokens is None and density.seen and not prompt.images:
+            count = density.tokens(sizes_of(prompt.segments))
+            tokens = replace(tokens, input=count, uncached=count)
         output_max = estimate.output_max
         if output_max is None:
             output_max = _least(request.max_output_tokens, capabilities.max_output)
@@ -319,7 +324,8 @@ class Decider:
             elif capabilities.local:
                 output_max = _least(output_max, capabilities.context - tokens.input)
         expected, turns = ahead
-        tokens = with_output(tokens, output_max, said.output_expected if expected is None else expected, said.worst_input)
+        expected = said.output_expected if expected is None else expected
+        tokens = with_output(tokens, output_max, expected, said.worst_input, density.error)
         itself, busy = _for_output(estimate, tokens.output_expected) if capabilities.local else (estimate.latency, None)
         own[name] = own_latency(itself, local=capabilities.local)
         latency = self._learned.latency(name, itself, tokens, local=capabilities.local, now=asked.ask.now)

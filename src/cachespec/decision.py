@@ -92,7 +92,9 @@ class Ask:
 class TokenEstimate:
     """Tokens of a request before it is sent. None means not known.
 
-    `worst_input` is a bound, not a guess; `writes` is `cache_write` by lifetime (`usage.WRITE_TTLS`).
+    `worst_input` is a bound, not a guess; `writes` is `cache_write` by lifetime (`usage.WRITE_TTLS`). `error` is how far the
+    last estimates for this model were off what it reported, on average and relative; None where nothing was compared, or the
+    count is exact.
     """
 
     input: int | None
@@ -103,10 +105,11 @@ class TokenEstimate:
     output_max: int | None
     worst_input: int | None = None
     writes: Mapping[str, int] | None = None
+    error: float | None = None
 
-    def to_dict(self) -> dict[str, int | None]:
+    def to_dict(self) -> dict[str, Any]:
         names = ("input", "cache_read", "cache_write", "uncached", "output_expected", "output_max")
-        return {name: getattr(self, name) for name in names}
+        return {**{name: getattr(self, name) for name in names}, "error": self.error}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +239,7 @@ class Offer:
                 price += f", at most ${money_text(quote.worst)}"
             price += f" [{quote.source}, {quote.price_date}]" if quote.price_date else f" [{quote.source}]"
         count = "?" if self.tokens.input is None else str(self.tokens.input)
+        count += "" if self.tokens.error is None else f" (give or take {self.tokens.error:.0%})"
         line = f"{self.backend} ({self.model}): {price}; input {count} tokens, cache {self.belief.state}"
         if self.belief.tokens:
             line += f" ({self.belief.tokens} tokens)"

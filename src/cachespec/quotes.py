@@ -22,7 +22,13 @@ EXPECTED_OUTPUT = 400
 """Output tokens expected of a request about which nothing was learned; never above its own limit."""
 
 
-def with_output(tokens: TokenEstimate, output_max: int | None, expected: int | None, worst_input: int | None) -> TokenEstimate:
+def with_output(
+    tokens: TokenEstimate,
+    output_max: int | None,
+    expected: int | None,
+    worst_input: int | None,
+    error: float | None = None,
+) -> TokenEstimate:
     """The estimate with its output side, what may come at most and what is expected, and with the bound on its input."""
     if expected is None:
         expected = EXPECTED_OUTPUT
@@ -37,6 +43,7 @@ def with_output(tokens: TokenEstimate, output_max: int | None, expected: int | N
         output_max=output_max,
         worst_input=worst_input,
         writes=tokens.writes,
+        error=error,
     )
 
 

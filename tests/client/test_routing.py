@@ -247,3 +247,28 @@ async def test_a_budget_that_downgrades_goes_by_its_own_limit_beside_a_hard_one_
         assert decision.chosen == "cheap"
         assert codes(decision, "dear") == ["budget"]
         assert client.plan("Hi").chosen == "dear"
+
+
+@pytest.mark.anyio
+async def test_every_report_corrects_the_token_estimate_and_the_error_is_told() -> None:
+    """A server that plans no cache, with a tokenizer twice as fine as four bytes a token."""
+
+    class Fine(ScriptedBackend):
+        async def open(self, request: Any, plan: Any, *, timeout: float | None) -> Any:
+            size = len(request.messages[0].parts[0].text)
+            self._replies = [say("Hi", usage=Usage(uncached=size // 2, cache_read=0, cache_write={}, output=1))]
+            return await super().open(request, plan, timeout=timeout)
+
+    async with Client(backends={"b": Fine(name="b", rates=CHEAP)}) as client:
+        assert client.plan("word " * 800).candidates[0].tokens.error is None
+        first = client.plan("word " * 800).candidates[0].tokens.input
+        for count in range(100, 1_300, 60):
+            await client.complete("word " * count)
+        offer = client.plan("word " * 800).candidates[0]
+    assert first is not None
+    assert abs(first - 1_000) < 60
+    assert offer.tokens.input == pytest.approx(2_000, rel=0.1)
+    assert offer.tokens.error is not None
+    assert offer.tokens.error < 0.5
+    assert "give or take" in offer.explain()
+    assert offer.tokens.to_dict()["error"] == offer.tokens.error
