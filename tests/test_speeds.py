@@ -126,7 +126,7 @@ def test_what_was_learned_survives_a_restart_and_garbage_does_not() -> None:
     work = Work(uncached=700, cached=30, output=40, load=2)
     assert again.speed(work, now=60.0) == speeds.speed(work, now=60.0)
     good = speeds.to_dict()
-    wrong: tuple[dict[str, Any], ...] = ({"answers": "x"}, {"first": {}}, {"rest": {**good["rest"], "high": -1}})
+    wrong: tuple[dict[str, Any], ...] = ({"answers": "x"}, {"first": {}}, {"rest": {**good["rest"], "variance": -1}})
     garbage: list[Any] = [None, [], {}, *({**good, **part} for part in wrong)]
     for bad in garbage:
         other = model()

@@ -3,8 +3,8 @@
 The time to the first token is linear in what must be read: a fixed part, the tokens to prefill, those read from a cache, and
 the other requests under way; the time after it is linear in the output. Both are fitted by recursive least squares on
 *relative* errors with forgetting, starting from a prior, so that a dozen answers after a change the new speed is known. How
-far answers scatter around the line is kept as well, as quantiles of the ratio of actual to expected time (stochastic
-approximation of quantiles: Robbins and Monro 1951), because limits are kept by the slow answers, not by the mean one.
+far answers scatter around the line is kept as well, as the spread of the logarithm of actual over expected time (times of
+answers are about lognormal), because limits are kept by the slow answers, not by the mean one.
 
 What is known grows old: after `STALE_S` without an answer the estimate leans back towards the prior, so that a backend that
 was slow once is tried again.
@@ -23,7 +23,8 @@ HIGH = 0.95
 """The quantile that latency limits are held against."""
 _FORGET = 0.9
 _NOISE = 0.25
-_STEP = 0.08
+_STEP = 0.1
+_DEVIATIONS = 1.645  # of a normal law, that `HIGH` of it stay below
 _LEVEL = 0.3
 _FARTHEST = math.log(1e4)
 MEASURED = 3
@@ -68,12 +69,17 @@ class _Line:
     weights: list[float] = field(default_factory=list)
     spread: list[list[float]] = field(default_factory=list)
     level: float = 0.0  # log of how far the last answers lie off the line: a change of speed shows here first
-    high: float = math.log(1.5)  # log of the ratio actual/expected that `HIGH` of the answers stay below
+    variance: float = 0.06  # of the log of actual over expected; at first that of answers within a factor of 1.5
 
     def __post_init__(self) -> None:
         if not self.weights:
             self.weights = list(self.prior)
             self.spread = [[(w * w if i == j else 0.0) for j in range(len(self.prior))] for i, w in enumerate(self.prior)]
+
+    @property
+    def high(self) -> float:
+        """The factor over the expected time that `HIGH` of the answers stay below."""
+        return math.exp(_DEVIATIONS * math.sqrt(self.variance))
 
     def value(self, x: Sequence[float], trust: float) -> float:
         learned = assumed = 0.0
@@ -86,8 +92,7 @@ class _Line:
         n = len(x)
         ratio = math.log(max(actual, 1e-3) / self.value(x, 1.0))
         self.level = max(min(self.level + _LEVEL * ratio, _FARTHEST), -_FARTHEST)
-        # A step up that leaves `HIGH` of the answers below is 1/(1-HIGH) times as rare, so it is as much larger.
-        self.high = max(self.high + _STEP * (HIGH if ratio > self.high else HIGH - 1.0) * (1.0 + abs(ratio)), 0.0)
+        self.variance += _STEP * (min(ratio * ratio, 4.0) - self.variance)
         scaled = [v / max(actual, 1e-3) for v in x]
         gain = [sum(row[j] * scaled[j] for j in range(n)) for row in self.spread]
         total = _NOISE**2 + sum(scaled[i] * gain[i] for i in range(n))
@@ -134,11 +139,12 @@ class SpeedModel:
         trust = 0.0 if self.seen_at is None else 0.5 ** (max(now - self.seen_at, 0.0) / STALE_S)
         x = self._inputs(work)
         first, rest = self._first.value(x[0], trust), self._rest.value(x[1], trust)
+        first_high = first * self._first.high
         return Speed(
             ttft_ms=first,
             total_ms=first + rest,
-            ttft_high_ms=first * math.exp(self._first.high),
-            total_high_ms=first * math.exp(self._first.high) + rest * math.exp(self._rest.high),
+            ttft_high_ms=first_high,
+            total_high_ms=first_high + rest * self._rest.high,
             answers=self.answers,
         )
 
@@ -162,7 +168,7 @@ class SpeedModel:
     def to_dict(self) -> dict[str, Any]:
         """What it learned, as JSON."""
         lines = {
-            name: {"weights": line.weights, "spread": line.spread, "level": line.level, "high": line.high}
+            name: {"weights": line.weights, "spread": line.spread, "level": line.level, "variance": line.variance}
             for name, line in (("first", self._first), ("rest", self._rest))
         }
         return {**lines, "answers": self.answers, "seen_at": self.seen_at}
@@ -181,10 +187,10 @@ class SpeedModel:
 def _read(data: Any, prior: tuple[float, ...]) -> _Line:
     weights = [float(v) for v in data["weights"]]
     spread = [[float(v) for v in row] for row in data["spread"]]
-    level, high, size = float(data["level"]), float(data["high"]), len(prior)
+    level, variance, size = float(data["level"]), float(data["variance"]), len(prior)
     shaped = len(weights) == len(spread) == size and all(len(row) == size for row in spread)
-    if not shaped or not all(math.isfinite(v) for v in (*weights, *(v for row in spread for v in row), level, high)):
+    if not shaped or not all(math.isfinite(v) for v in (*weights, *(v for row in spread for v in row), level, variance)):
         raise ValueError("not what was written")
-    if min(weights) < 0 or high < 0 or abs(level) > _FARTHEST or min(spread[i][i] for i in range(size)) < 0:
+    if min(weights) < 0 or variance < 0 or abs(level) > _FARTHEST or min(spread[i][i] for i in range(size)) < 0:
         raise ValueError("out of range")
-    return _Line(prior, weights, spread, level, high)
+    return _Line(prior, weights, spread, level, variance)
