@@ -537,7 +537,7 @@ class Client:
 
     def plan_request(self, request: Request) -> Verdict:
         """`plan` for a request that is built already: the decision, and the request as the chosen backend would get it."""
-        return self._now.decider.decide(self._ask(self._middleware.request(request)))
+        return self._now.decider.foresee(self._ask(self._middleware.request(request)))
 
     async def refresh(self, request: Request) -> None:
         """Read, from the ledger, the budgets this request falls under, so that `plan` shows what others spent, too."""

@@ -236,6 +236,12 @@ class Decider:
         speed = None if best is None else own[best.backend]
         return Verdict(decision=decision, request=request, errors=errors, warnings=warnings, planned=planned, own=speed)
 
+    def foresee(self, asked: Asked) -> Verdict:
+        """`decide`, without those that a hard budget would refuse as far as is known; to send, the ledger says it."""
+        verdict = self.decide(asked)
+        refused = _refused(verdict.decision, asked)
+        return self.decide(asked, failed=refused) if refused else verdict
+
     def _diagnosing(self, planned: Planned, asked: Asked) -> Planned:
         """With the question why the prompt missed its cache, where the backend is told to ask and there is a session."""
         plan, whose = planned.plan, self._backends[planned.plan.backend].capabilities.diagnoses
@@ -447,6 +453,26 @@ def _downgraded(offers: list[Offer], asked: Asked, states: Sequence[BudgetState]
                 text = f"may cost {most}, and {budget.limit.scope} has {money_text(max(left, Decimal(0)))} USD left"
                 offers[i] = _without(offer, Reason("budget", f"{text}: left to cheaper ones"))
     return offers
+
+
+def _refused(decision: Decision, asked: Asked) -> dict[str, CachespecError]:
+    """Whose worst case does not fit a hard budget as it stands in the decision, and what the ledger would say."""
+    hard = {b.limit for b in asked.budgets if b.rule.mode == "hard"}
+    refused: dict[str, CachespecError] = {}
+    for limit, state in zip(_limits(asked), decision.budgets, strict=False):
+        for offer in decision.candidates:
+            worst = None if offer.quote is None else offer.quote.worst
+            if limit in hard and offer.eligible and worst is not None and state.spent + state.reserved + worst > limit.limit:
+                error = BudgetExceededError(
+                    scope=limit.scope,
+                    limit=limit.limit,
+                    spent=state.spent,
+                    reserved=state.reserved,
+                    requested=worst,
+                    resets_at=limit.resets_at,
+                )
+                refused.setdefault(offer.backend, error)
+    return refused
 
 
 def _moved(offers: list[Offer], ask: Ask) -> list[Offer]:

@@ -57,6 +57,25 @@ async def test_a_backend_that_is_down_is_left_alone_until_its_pause_is_over() ->
 
 
 @pytest.mark.anyio
+async def test_a_plan_says_whom_a_hard_budget_would_refuse() -> None:
+    routing = {"use": "pinned", "backend": "dear"}
+    async with Client(backends=pair(), models=BOTH, policies={"routing": routing}) as client:
+        worst = {o.backend: o.quote.worst for o in client.plan("Hi", max_output_tokens=20).candidates if o.quote is not None}
+    assert worst["cheap"] is not None
+    policies = {"routing": routing, "budgets": [{"scope": "overall", "limit": str(worst["cheap"])}]}
+    async with Client(backends=pair(cheap=[say("a", usage=USAGE)]), models=BOTH, policies=policies) as client:
+        decision = client.plan("Hi", max_output_tokens=20)
+        assert decision.chosen == "cheap"
+        assert codes(decision, "dear") == ["budget"]
+        assert (await client.complete("Hi", max_output_tokens=20)).backend == "cheap"
+        nobody = client.plan("Hi", max_output_tokens=20)
+        assert nobody.chosen is None
+        assert codes(nobody, "cheap") == codes(nobody, "dear") == ["budget"]
+        with pytest.raises(BudgetExceededError):
+            await client.complete("Hi", max_output_tokens=20)
+
+
+@pytest.mark.anyio
 async def test_when_all_are_down_they_are_asked_all_the_same() -> None:
     refusal = Reply(refuse=ConnectionFailedError("refused", backend="x"))
     backends = pair(cheap=[refusal] * 4 + [say("back")], dear=[refusal])
