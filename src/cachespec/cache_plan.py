@@ -119,7 +119,7 @@ class CachePlanner:
 
     def choose(self, ask: CacheAsk) -> CachePlan:
         """What the policy chooses, which is somebody else's code: what it does wrong is an error that names it."""
-        where = "policies.caching"
+        where, name = "policies.caching", f"{type(self.policy).__qualname__}.plan"
         try:
             choice = self.policy.plan(ask)
             marks = choice.marks
@@ -128,9 +128,9 @@ class CachePlanner:
             inside = not marks or (marks[0].index >= 0 and marks[-1].index < len(ask.prefixes))
             fits = ascending and inside and all(mark.ttl in known for mark in marks)
         except Exception as error:
-            raise ConfigError(f"{self.policy!r}.plan failed: {type(error).__name__}: {error}", key=where) from error
+            raise ConfigError(f"{name} failed: {type(error).__name__}: {error}", key=where) from error
         if not fits:
-            raise ConfigError(f"{self.policy!r}.plan must choose prefixes and lifetimes of the ask, ascending", key=where)
+            raise ConfigError(f"{name} must choose prefixes and lifetimes of the ask, ascending", key=where)
         return choice
 
 

@@ -261,15 +261,15 @@ class Decider:
 
     def _rank(self, ask: Ask, eligible: Sequence[Offer]) -> list[Offer]:
         """The policy's order, which is somebody else's code: what it does wrong is an error that names it."""
-        where = "policies.routing"
+        where, name = "policies.routing", f"{type(self._routing).__qualname__}.rank"
         try:
             ranked = list(self._routing.rank(ask, eligible))
         except Exception as error:
-            raise ConfigError(f"{self._routing!r}.rank failed: {type(error).__name__}: {error}", key=where) from error
+            raise ConfigError(f"{name} failed: {type(error).__name__}: {error}", key=where) from error
         known = {o.backend for o in eligible}
         names = [o.backend if isinstance(o, Offer) else None for o in ranked]
         if not known.issuperset(names) or len(set(names)) < len(names):
-            raise ConfigError(f"{self._routing!r}.rank must return offers it was given, each at most once", key=where)
+            raise ConfigError(f"{name} must return offers it was given, each at most once", key=where)
         return ranked
 
     def _offer(
