@@ -1,6 +1,6 @@
 """A hundred requests at once under one hard budget: those that do not fit are refused before they are sent.
 
-python examples/many_at_once.py CONFIG
+python examples/many_at_once.py CONFIG     a configuration with a hard budget, for instance of 0.01 USD
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ async def main(config: str) -> None:
             for number in range(100):
                 tasks.start_soon(ask, client, number)
         totals = await client.ledger.totals()
-    print(f"{totals.requests} answered for {totals.amount:f} USD, {refused} refused")
+    print(f"{100 - refused} answered, {refused} refused; {totals.amount:f} USD are in the ledger")
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python examples/many_at_once.py CONFIG")
     anyio.run(main, sys.argv[1])
