@@ -134,6 +134,7 @@ class ClientCall:
         assembly = Assembly(provider=backend.provider, model=backend.model, begun=self._began)
         held = _Open(backend, offer, reservation, assembly, load=health.load(backend.name), own=verdict.own)
         self._open = held
+        held.own = self._decider.own_now(verdict)
         health.started(backend.name, asked.now)
         held.sent = self._caching.sent(verdict.planned, self._clock.time())
         self._keepalives.used(verdict.planned)

@@ -242,6 +242,15 @@ class Decider:
         refused = _refused(verdict.decision, asked)
         return self.decide(asked, failed=refused) if refused else verdict
 
+    def own_now(self, verdict: Verdict) -> Latency | None:
+        """`Verdict.own` as it is now: while the ledger reserved, others may have begun to wait at a local engine."""
+        decision, planned = verdict.decision, verdict.planned
+        if verdict.own is None or planned is None or decision.chosen is None:
+            return verdict.own
+        estimate = self._backends[decision.chosen].estimate(planned.prompt)
+        itself, _ = _for_output(estimate, decision.candidates[0].tokens.output_expected)
+        return own_latency(itself, local=True)
+
     def _diagnosing(self, planned: Planned, asked: Asked) -> Planned:
         """With the question why the prompt missed its cache, where the backend is told to ask and there is a session."""
         plan, whose = planned.plan, self._backends[planned.plan.backend].capabilities.diagnoses

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import partial
+from pathlib import Path
 
+import anyio
 import pytest
 
 from cachespec.client import Client
@@ -51,3 +54,20 @@ async def test_reuse_leaving_and_booking_on_a_real_model(anyio_backend_name: str
         assert other.usage.cache_read == 0
         with pytest.raises(ContextLengthError):
             await client.complete("word " * 3000)
+
+
+async def test_waiting_in_a_burst_is_not_taken_for_a_slow_engine(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    table = {"use": "llamacpp", "model": "smollm2", "context": 512, "threads": 1}
+    ledger = {"use": "sqlite", "path": str(tmp_path / "ledger.db")}  # all decide before the first is under way
+    async with Client(backends={"laptop": table}, ledger=ledger) as client:
+
+        def first_token_ms() -> float:
+            return client.plan("Say 3.", max_output_tokens=8).candidates[0].latency.ttft_ms or 0.0
+
+        await client.complete("Say 3.", max_output_tokens=8)
+        before = first_token_ms()
+        async with anyio.create_task_group() as tasks:
+            for number in range(20):
+                tasks.start_soon(partial(client.complete, f"Say {number}.", max_output_tokens=8))
+        assert first_token_ms() < 12 * before
