@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks import batching, identity, llamacpp_generate, prefill_beside, prefix_reuse
 from benchmarks._local import machine, middle, prompts, quantile
 from benchmarks._streams import Times, together
 from benchmarks._widths import width_effect
 
-from benchmarks import batching, identity, llamacpp_generate, prefill_beside, prefix_reuse
 from cachespec.engine.models import find_model
 from cachespec.errors import ConfigError
 
