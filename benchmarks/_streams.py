@@ -41,10 +41,16 @@ OPENINGS = (
 
 
 class Endless(Kept):
-    """A runtime of which no token ends an answer, so that all streams run for as long as they are wanted."""
+    """A runtime of which no token ends an answer, so that all streams run for as long as they are wanted.
+
+    Every token is a letter: one that is no text, or half a character, would make two gaps look like one.
+    """
 
     def is_end(self, token: int) -> bool:
         return False
+
+    def piece(self, token: int) -> bytes:
+        return b"x"
 
 
 def endless(runtime: Runtime) -> Runtime:
