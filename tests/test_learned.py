@@ -25,6 +25,7 @@ ANSWER = Answer(
     sizes=Sizes(text=4_000, pieces=2),
     usage=Usage(uncached=1_500, cache_read=0, cache_write={}, output=250),
     own=None,
+    own_output=None,
     load=0,
     ttft_ms=200.0,
     total_ms=900.0,
@@ -65,6 +66,15 @@ def test_a_local_backend_is_corrected_and_not_invented() -> None:
     assert Learned().latency("laptop", ASSUMED, TOKENS, local=True, now=20.0) == ASSUMED
 
 
+def test_a_long_answer_does_not_make_an_engine_slow() -> None:
+    """What an engine said was for the expected length; the answers are five times as long, and it keeps its word."""
+    usage = Usage(uncached=0, cache_read=0, cache_write={"kv": 1_000}, output=500)
+    long = replace(ANSWER, backend="laptop", sizes=None, usage=usage, own=ASSUMED, own_output=100)
+    learned = taught(replace(long, ttft_ms=700.0, total_ms=700.0 + 5 * 6_300.0), times=20)
+    said = learned.latency("laptop", ASSUMED, TOKENS, local=True, now=20.0)
+    assert said.total_ms == pytest.approx(7_000.0, rel=0.05)
+
+
 def test_tokens_and_lengths_are_learned() -> None:
     learned = taught(ANSWER, times=40)
     assert learned.tokens("anthropic:claude").tokens(Sizes(text=4_000, pieces=2)) == pytest.approx(1_500, rel=0.05)
@@ -90,7 +100,7 @@ def test_a_restart_forgets_nothing_and_garbage_is_left_aside() -> None:
         assert said == learned.latency(name, ASSUMED, TOKENS, local=is_local, now=11.0)
     assert again.output_expected(ASK) == 250
     assert again.dump() == learned.dump()
-    for bad in (b"", b"[]", b"{}", b"[1,2,3,4]", b"[9,{},[],{}]", b'[1,{"m":3},[["a",1]],{"b":[true,{}]}]', b"\xff"):
+    for bad in (b"", b"[]", b"{}", b"[2,2,3,4,5]", b"[9,{},[],[],{}]", b'[2,{"m":3},[["a",1]],[],{"b":[true,{}]}]', b"\xff"):
         fresh = Learned()
         fresh.load(bad)
         assert fresh.output_expected(ASK) is None

@@ -62,7 +62,7 @@ def test_memory_is_bounded_by_forgetting_the_longest_unused() -> None:
         lengths.learn(replace(ASK, tenant=f"t{i}", tags=()), 10)
         if i % 100 == 0:
             lengths.learn(ASK, 10)
-    assert len(lengths.to_list()[0]) == _CLASSES
+    assert len(lengths.to_list()) == _CLASSES
     assert lengths.expected(ASK) == 10
 
 
@@ -76,20 +76,3 @@ def test_what_was_learned_survives_a_restart_and_garbage_does_not() -> None:
     garbage: list[Any] = [*rows, *([row, row] for row in rows)]
     for bad in garbage:
         assert OutputLengths.from_list(bad).expected(ASK) is None
-        assert OutputLengths.from_list(bad).further_turns(ASK) == 0
-
-
-def test_further_turns_are_requests_over_conversations() -> None:
-    lengths = OutputLengths()
-    assert lengths.further_turns(ASK) == 0
-    for _ in range(60):
-        lengths.learn_turn(ASK)
-        for _ in range(9):
-            lengths.learn_turn(replace(ASK, previous_backend="a"))
-    assert 7 < lengths.further_turns(ASK) < 11
-    other = replace(ASK, tags=("single",))
-    for _ in range(100):
-        lengths.learn_turn(other)
-    assert lengths.further_turns(other) < 1
-    again = OutputLengths.from_list(json.loads(json.dumps(lengths.to_list())))
-    assert again.further_turns(ASK) == lengths.further_turns(ASK)

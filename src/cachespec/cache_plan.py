@@ -18,7 +18,7 @@ from cachespec.cache_layout import Api, Layout, Layouts, Weights, tokens_of
 from cachespec.cache_marks import Kept, Places, Spot, legal_marks
 from cachespec.cache_terms import PromptCache
 from cachespec.cache_view import SURE, View
-from cachespec.caching import CacheAsk, CachePlan, CachingPolicy
+from cachespec.caching import CacheAsk, CachePlan, CachingPolicy, Lifetime
 from cachespec.decision import Ask, Belief, Mark, Plan, Reason, TokenEstimate
 from cachespec.errors import ConfigError
 from cachespec.messages import TextPart
@@ -59,9 +59,12 @@ class Planned:
     route: bytes | None = None
 
     @property
-    def keeps(self) -> bool:
-        """Whether the next turn of the conversation will find this prompt cached: what is marked, or kept by itself."""
-        return bool(self.spots) and self.spots[-1].index >= len(self.prompt.segments) - 2
+    def lifetimes(self) -> Sequence[Lifetime]:
+        """How long further turns of the conversation may find what they share with this one cached, by choice; empty where
+        nothing will be."""
+        if self.cache is None or self.prompt.request.cache != "auto" or self.places.tokens < self.cache.terms.minimum:
+            return ()
+        return self.cache.terms.lifetimes
 
     @property
     def places(self) -> Layout:

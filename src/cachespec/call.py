@@ -277,6 +277,7 @@ class ClientCall:
                 sizes=self._sizes(held),
                 usage=held.assembly.usage,
                 own=held.own,
+                own_output=held.offer.tokens.output_expected,
                 load=held.load,
                 ttft_ms=None if ttft_ms is None else max(ttft_ms - earlier, 0.0),
                 total_ms=max(total_ms - earlier, 0.0),

@@ -7,6 +7,7 @@ client reserves and opens; when either fails it asks again, with what failed.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -17,6 +18,7 @@ from typing import Any
 
 from cachespec.backends.base import Backend, Estimate
 from cachespec.cache_plan import CachePlanner, Planned
+from cachespec.caching import Lifetime
 from cachespec.decision import (
     Ask,
     Belief,
@@ -48,11 +50,13 @@ from cachespec.quotes import quote, with_output
 from cachespec.request import Request
 from cachespec.rules import BudgetRule, Rule
 from cachespec.tokens import sizes_of
+from cachespec.turns import Outlook
 from cachespec.usage import money_text
 
 PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "stop", "seed", "reasoning", "tool_choice", "response_format")
 STATE = ("previous_response_id", "conversation", "thread")
 """Fields of a vendor's body that name a conversation which the vendor keeps."""
+_KEPT = (Lifetime(name="kv", seconds=math.inf, write=1.0),)
 STEP_S = 1.0
 """How long past its deadline a local engine may be busy with a request: at most one step."""
 _NOTHING = TokenEstimate(input=None, cache_read=None, cache_write=None, uncached=None, output_expected=None, output_max=None)
@@ -205,7 +209,7 @@ class Decider:
         errors: dict[str, CachespecError] = {}
         plans: dict[str, Planned] = {}
         own: dict[str, Latency | None] = {}
-        ahead = self._learned.output_expected(asked.ask), self._learned.outputs.further_turns(asked.ask)
+        ahead = self._learned.output_expected(asked.ask), self._learned.turns.outlook(asked.ask)
         offers = [self._offer(name, asked, ahead, errors, plans, own) for name in asked.candidates]
         for name, error in (failed or {}).items():
             errors.setdefault(name, error)
@@ -285,14 +289,14 @@ class Decider:
         self,
         name: str,
         asked: Asked,
-        ahead: tuple[int | None, float],
+        ahead: tuple[int | None, Outlook],
         errors: dict[str, CachespecError],
         plans: dict[str, Planned],
         own: dict[str, Latency | None],
     ) -> Offer:
         """What a candidate offers. Where it can take the request, `plans` gets how it would be sent there, `own` its speed.
 
-        `ahead`: the output tokens that are expected (None: not known), and the turns to follow.
+        `ahead`: the output tokens that are expected (None: not known), and what is to follow.
         """
         backend, request = self._backends[name], asked.request
         reasons: list[Reason] = []
@@ -338,7 +342,7 @@ class Decider:
                 errors[name] = ContextLengthError(detail, backend=name, model=backend.model)
             elif capabilities.local:
                 output_max = _least(output_max, capabilities.context - tokens.input)
-        expected, turns = ahead
+        expected, outlook = ahead
         expected = said.output_expected if expected is None else expected
         tokens = with_output(tokens, output_max, expected, said.worst_input, density.error)
         itself, busy = _for_output(estimate, tokens.output_expected) if capabilities.local else (estimate.latency, None)
@@ -354,8 +358,8 @@ class Decider:
             latency,
             at_most_s=None if timeout is None else timeout + STEP_S,
             busy_s=busy,
-            turns=turns,
-            reads=capabilities.local or planned.keeps,
+            outlook=outlook,
+            kept=_KEPT if capabilities.local else planned.lifetimes,
         )
         reasons += self._budget(name, asked, priced, estimate.unbounded, errors)
         out = any(r.code in ("context_length", "budget", "price_unknown") for r in reasons)

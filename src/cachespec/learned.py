@@ -7,7 +7,7 @@ that the ledger keeps, so that a restart forgets nothing.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from cachespec.decision import Ask, Latency, TokenEstimate
@@ -15,9 +15,10 @@ from cachespec.health import Health
 from cachespec.outputs import OutputLengths
 from cachespec.speeds import HIGH, MEASURED, SpeedModel, Work
 from cachespec.tokens import Sizes, TokenModel
+from cachespec.turns import Turns
 from cachespec.usage import Usage
 
-_VERSION = 1
+_VERSION = 2
 _MODELS = 1_000  # models and backends kept; a client has a handful
 
 
@@ -26,7 +27,8 @@ class Answer:
     """An answer that was read to its end: what was asked, what was used, how long it took.
 
     `model` names the tokenizer (provider and model); `sizes` is None where the backend counts exactly. `own` is what the
-    backend had said about its time when it knows it itself. `load`: other requests it had under way at the start.
+    backend had said about its time, for an answer of `own_output` tokens, when it knows it itself. `load`: other requests it had under way
+    at the start.
     """
 
     ask: Ask
@@ -35,6 +37,7 @@ class Answer:
     sizes: Sizes | None
     usage: Usage | None
     own: Latency | None
+    own_output: int | None
     load: int
     ttft_ms: float | None
     total_ms: float
@@ -45,6 +48,7 @@ class Learned:
 
     def __init__(self) -> None:
         self.outputs = OutputLengths()
+        self.turns = Turns()
         self.health = Health()
         self.answers = 0
         """Answers that it was told of: what was saved at one count need not be saved again at the same."""
@@ -106,10 +110,10 @@ class Learned:
         self.answers += 1
         if answer.sizes is not None and usage.input_tokens is not None:
             self.tokens(answer.model).learn(answer.sizes, usage.input_tokens)
-        self.outputs.learn_turn(answer.ask)
+        self.turns.learn(answer.ask, backend=answer.backend, tokens=usage.input_tokens)
         if usage.output is not None:
             self.outputs.learn(answer.ask, usage.output)
-        own = answer.own
+        own = _for_length(answer.own, answer.own_output, usage.output)
         model = self._speeds.get(answer.backend)
         if model is None or model.own != (own is not None):
             model = SpeedModel(own=own is not None)
@@ -122,22 +126,22 @@ class Learned:
         """What was learned, for `load`; health is not: it is of the moment."""
         speeds = {name: [model.own, model.to_dict()] for name, model in self._speeds.items()}
         tokens = {name: model.to_dict() for name, model in self._tokens.items() if model.seen}
-        return json.dumps([_VERSION, tokens, self.outputs.to_list(), speeds]).encode()
+        return json.dumps([_VERSION, tokens, self.outputs.to_list(), self.turns.to_list(), speeds]).encode()
 
     def load(self, data: bytes) -> None:
         """Take up what `dump` gave; what cannot be read is left aside."""
         try:
-            version, tokens, outputs, speeds = json.loads(data, parse_constant=_no_number)
+            version, tokens, outputs, turns, speeds = json.loads(data, parse_constant=_no_number)
             if version != _VERSION:
                 return
             models = {str(name): TokenModel.from_dict(facts) for name, facts in tokens.items()}
-            lengths, measured = OutputLengths.from_list(outputs), {}
+            lengths, follow, measured = OutputLengths.from_list(outputs), Turns.from_list(turns), {}
             for name, (own, facts) in speeds.items():
                 measured[str(name)] = SpeedModel(own=bool(own))
                 measured[str(name)].load(facts)
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return
-        self._tokens, self.outputs = models, lengths
+        self._tokens, self.outputs, self.turns = models, lengths, follow
         self._speeds |= measured
 
 
@@ -148,6 +152,13 @@ def _no_number(name: str) -> NoReturn:
 def own_latency(assumed: Latency, *, local: bool) -> Latency | None:
     """What a backend says of its own speed: a local engine knows it; of others there is only a prior."""
     return assumed if local and assumed.ttft_ms is not None and assumed.total_ms is not None else None
+
+
+def _for_length(own: Latency | None, expected: int | None, output: int | None) -> Latency | None:
+    """What a backend said of its time, for the answer that came: a longer one than expected does not make it slow."""
+    if own is None or own.ttft_ms is None or own.total_ms is None or not expected or output is None:
+        return own
+    return replace(own, total_ms=own.ttft_ms + (own.total_ms - own.ttft_ms) * output / expected)
 
 
 def _work(

@@ -1,4 +1,4 @@
-"""How long an answer will be, and how many turns will follow it, learned from the answers that came.
+"""How long an answer will be, learned from the answers that came.
 
 Answers of one kind of traffic resemble each other, so lengths are kept by class: the alias; with whether tools are offered;
 with the tenant; with the tags. A class seen rarely borrows from the one above it (the usual shrinkage of a hierarchical mean:
@@ -22,23 +22,20 @@ _MEMORY = 64.0  # answers after which an old one has lost its weight: traffic ch
 _CLASSES = 20_000
 _LONGEST = 1e9  # tokens that no answer has
 
-MOST_TURNS = 50.0
-_FADES = 1 - 1 / 256  # of the counts of turns, with each one
-
-_Key: TypeAlias = tuple[str, ...]
+Class: TypeAlias = tuple[str, ...]
+"""A class of traffic: it begins with the one above it."""
 
 
 class OutputLengths:
     """Mean output tokens by class of traffic. Not for several threads at once."""
 
     def __init__(self) -> None:
-        self._classes: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # weight, mean
-        self._turns: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # conversations, requests
+        self._classes: OrderedDict[Class, tuple[float, float]] = OrderedDict()  # weight, mean
 
     def expected(self, ask: Ask) -> float | None:
         """Expected output tokens of a request; None where nothing was learned about its alias."""
         mean = None
-        for key in _keys(ask):
+        for key in classes(ask):
             found = self._classes.get(key)
             if found is None:
                 break
@@ -46,35 +43,9 @@ class OutputLengths:
             mean = own if mean is None else (weight * own + BORROWED * mean) / (weight + BORROWED)
         return mean
 
-    def further_turns(self, ask: Ask) -> float:
-        """Requests that are expected to follow this one in its conversation; 0 while nothing is known.
-
-        Requests over conversations, less one: where the chance of another turn is the same after each (a geometric law), so
-        many are still to come after any of them.
-        """
-        rate = None
-        for key in _keys(ask):
-            found = self._turns.get(key)
-            if found is None:
-                break
-            begun, requests = found
-            own = requests / max(begun, 1.0)
-            rate = own if rate is None else (requests * own + BORROWED * rate) / (requests + BORROWED)
-        return 0.0 if rate is None else min(max(rate - 1.0, 0.0), MOST_TURNS)
-
-    def learn_turn(self, ask: Ask) -> None:
-        """A request was answered: the first of its conversation, or one that followed another."""
-        first = ask.previous_backend is None
-        for key in _keys(ask):
-            begun, requests = self._turns.get(key, (0.0, 0.0))
-            self._turns[key] = begun * _FADES + first, requests * _FADES + 1.0
-            self._turns.move_to_end(key)
-        while len(self._turns) > _CLASSES:
-            self._turns.popitem(last=False)
-
     def learn(self, ask: Ask, tokens: int) -> None:
         """An answer to this request, read to its end, had so many output tokens."""
-        for key in _keys(ask):
+        for key in classes(ask):
             weight, mean = self._classes.get(key, (0.0, 0.0))
             weight = min(weight + 1.0, _MEMORY)
             self._classes[key] = (weight, mean + (tokens - mean) / weight)
@@ -84,20 +55,19 @@ class OutputLengths:
 
     def to_list(self) -> list[Any]:
         """What it learned, as JSON."""
-        return [[[*key, a, b] for key, (a, b) in known.items()] for known in (self._classes, self._turns)]
+        return [[*key, weight, mean] for key, (weight, mean) in self._classes.items()]
 
     @classmethod
     def from_list(cls, data: Any) -> OutputLengths:
         """What `to_list` gave; rows that cannot be that are left out."""
         made = cls()
-        lengths, turns = data if isinstance(data, list) and len(data) == 2 else ((), ())
-        rows = ((key, weight, mean) for key, weight, mean in _rows(lengths) if 0 < weight <= _MEMORY and mean < _LONGEST)
+        rows = ((key, weight, mean) for key, weight, mean in counted(data) if 0 < weight <= _MEMORY and mean < _LONGEST)
         made._classes.update((key, (weight, mean)) for key, weight, mean in rows)
-        made._turns.update((key, (begun, count)) for key, begun, count in _rows(turns) if begun <= count <= 1 / (1 - _FADES))
         return made
 
 
-def _rows(rows: Any) -> Iterator[tuple[_Key, float, float]]:
+def counted(rows: Any) -> Iterator[tuple[Class, float, float]]:
+    """Classes with two counts each, of JSON that should hold them; what does not is left out."""
     for row in rows if isinstance(rows, list) else ():
         match row:
             case [*key, int() | float() as a, int() | float() as b] if all(isinstance(k, str) for k in key):
@@ -107,9 +77,9 @@ def _rows(rows: Any) -> Iterator[tuple[_Key, float, float]]:
                 continue
 
 
-def _keys(ask: Ask) -> Iterator[_Key]:
-    """The classes of a request, the widest first; each begins with the one above it."""
-    key: _Key = (ask.alias,)
+def classes(ask: Ask) -> Iterator[Class]:
+    """The classes of a request, the widest first: alias, whether tools are offered, tenant, tags."""
+    key: Class = (ask.alias,)
     yield key
     for step in _steps(ask):
         key = (*key, step)

@@ -6,13 +6,15 @@ every input token at the dearest class that could apply and the whole output all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from cachespec.caching import Lifetime
 from cachespec.decision import Latency, Quote, TokenEstimate
 from cachespec.pricing import Rates
+from cachespec.turns import Outlook
 from cachespec.usage import EXACT, Cost, Usage
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 EXPECTED_OUTPUT = 400
 """Output tokens expected of a request about which nothing was learned; never above its own limit."""
+_ENOUGH = 64  # tokens that were read, to tell how long one takes
+_NOTHING_FOLLOWS = Outlook()
 
 
 def with_output(
@@ -55,15 +59,15 @@ def quote(
     *,
     at_most_s: float | None,
     busy_s: float | None = None,
-    turns: float = 0.0,
-    reads: bool = False,
+    outlook: Outlook = _NOTHING_FOLLOWS,
+    kept: Sequence[Lifetime] = (),
 ) -> Quote | None:
     """Expected and worst cost in USD; None when the price or the size of the input is not known, or there is no bound.
 
     `tokens` and `latency` are the estimate's with what was learned; a local engine's expected time is its latency. `at_most_s`
     is the request's deadline: whatever else happens on the machine, it cannot be busy with the request for longer, so that is
-    the worst case of a price per hour. `busy_s` is the part of that time that is spent on the request itself. `turns` are
-    expected to follow in the conversation; with `reads` they find the prompt of the one before them cached.
+    the worst case of a price per hour. `busy_s` is the part of that time that is spent on the request itself. `outlook` is what
+    is expected to follow in the conversation; those that come within the best of the lifetimes `kept` find the prompt of the one before them cached.
     """
     if rates is None or tokens.input is None:
         return None
@@ -84,33 +88,65 @@ def quote(
             billing=estimate.billing,
         )
     ahead = None
-    if turns and expected.amount is not None:
-        each = _turn(rates, estimate, tokens, latency, reads=reads)
-        ahead = None if each is None else EXACT.multiply(each, Decimal(repr(round(turns, 3))))
+    if outlook.turns and expected.amount is not None:
+        each = _turn(rates, estimate, tokens, _turn_s(tokens, latency, seconds, outlook), outlook, kept)
+        ahead = None if each is None else EXACT.multiply(each, Decimal(repr(round(outlook.turns, 3))))
     return Quote(
         expected=expected.amount,
         worst=worst,
         source=rates.source,
         price_date=rates.price_date,
         ahead=ahead,
-        turns=turns,
+        turns=outlook.turns,
     )
 
 
-def _turn(rates: Rates, estimate: Estimate, tokens: TokenEstimate, latency: Latency, *, reads: bool) -> Decimal | None:
-    """What one further turn is expected to cost: all there is by then is read, and what was answered is new."""
-    before, answer = tokens.input or 0, tokens.output_expected or 0
-    seconds = None
-    if latency.ttft_ms is not None and latency.total_ms is not None:
-        seconds = (latency.total_ms - latency.ttft_ms) / 1000  # with all but a little cached, it is the answer that takes time
-    ttl = next(iter(tokens.writes), "unspecified") if tokens.writes else "unspecified"
-    usage = Usage(
-        uncached=0 if reads else before + answer,
-        cache_read=before if reads else 0,
-        cache_write={ttl: answer} if reads and answer else {},
-        output=answer,
-    )
-    return rates.cost(usage, busy_s=seconds, billing=estimate.billing).amount
+def _turn(
+    rates: Rates,
+    estimate: Estimate,
+    tokens: TokenEstimate,
+    busy_s: float | None,
+    outlook: Outlook,
+    kept: Sequence[Lifetime],
+) -> Decimal | None:
+    """What a further turn is expected to cost, in the mean over all of them, with the lifetime that makes it cheapest,
+    or with none.
+
+    The prompt of the turn before is read, if it is still there, and what was added since is new. The mean turn is the middle one,
+    by when the prompt has grown as far as that.
+    """
+    answer = tokens.output_expected or 0
+    growth = _growth(tokens, outlook)
+    before = (tokens.input or 0) + round(growth * max(outlook.turns - 1.0, 0.0) / 2)
+    known = []
+    for lifetime in (*kept, None):
+        read = 0 if lifetime is None else round(before * outlook.within(lifetime.seconds))
+        new = before - read + round(growth)
+        usage = Usage(
+            uncached=new if lifetime is None else 0,
+            cache_read=read,
+            cache_write={lifetime.name: new} if lifetime is not None and new else {},
+            output=answer,
+        )
+        known.append(rates.cost(usage, busy_s=busy_s, billing=estimate.billing).amount)
+    return min((amount for amount in known if amount is not None), default=None)
+
+
+def _growth(tokens: TokenEstimate, outlook: Outlook) -> float:
+    """Tokens that each further turn adds to the prompt: the answer before it at least."""
+    answer = float(tokens.output_expected or 0)
+    return answer if outlook.growth is None else max(outlook.growth, answer)
+
+
+def _turn_s(tokens: TokenEstimate, latency: Latency, busy_s: float | None, outlook: Outlook) -> float | None:
+    """How long a local engine is busy with a further turn: with its answer, and with reading what else was added."""
+    if latency.ttft_ms is None or latency.total_ms is None:
+        return None
+    answer_s = (latency.total_ms - latency.ttft_ms) / 1000
+    fresh = (tokens.uncached or 0) + (tokens.cache_write or 0)
+    if busy_s is None or fresh < _ENOUGH:
+        return answer_s  # what so few tokens took is mostly what any request takes
+    return answer_s + max(busy_s - answer_s, 0.0) / fresh * (_growth(tokens, outlook) - (tokens.output_expected or 0))
 
 
 def cut_usage(tokens: TokenEstimate, *, deltas: int, size: int) -> Usage:

@@ -17,8 +17,9 @@ def test_cheapest_beats_every_single_backend_and_chance_within_its_limit() -> No
     assert all(result.requests == cheapest.requests for result in results.values())
     for name in ("only claude", "only gpt", "random"):
         assert cheapest.cost <= results[name].cost, name
-    # What everybody shares is cold where nobody goes: an engine that would be the cheapest for all is found a little late.
-    assert cheapest.cost <= results["only laptop"].cost * Decimal("1.05")
+    # The engine alone breaks the limit where `cheapest` may not; without one, what keeps cheapest is finding it out.
+    assert results["cheapest, no limit"].cost <= results["only laptop"].cost * Decimal("1.02")
+    assert cheapest.cost <= results["laptop in time"].cost * Decimal("1.02")
     assert cheapest.cost <= cheapest.hindsight * Decimal("1.10")
     assert cheapest.late <= cheapest.possible * 0.01
     assert len(cheapest.chosen) > 1

@@ -19,10 +19,6 @@ from cachespec.durations import Duration
 from cachespec.errors import InputError
 from cachespec.usage import money_text
 
-AHEAD = Decimal("0.5")
-"""What the expected cost of further turns weighs beside that of this one: how many come is a guess, and a conversation may
-still move. In simulated days 0.25 to 1 are much the same, and all better than looking at one request alone."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cheapest:
@@ -239,7 +235,7 @@ def _price(offer: Offer) -> tuple[bool, Decimal]:
     quote = offer.quote
     if quote is None or quote.expected is None:
         return True, Decimal(0)
-    return False, quote.expected if quote.ahead is None else quote.expected + AHEAD * quote.ahead
+    return False, quote.expected if quote.ahead is None else quote.expected + quote.ahead
 
 
 def _ttft(offer: Offer) -> float:
