@@ -27,8 +27,8 @@ class Answer:
     """An answer that was read to its end: what was asked, what was used, how long it took.
 
     `model` names the tokenizer (provider and model); `sizes` is None where the backend counts exactly. `own` is what the
-    backend had said about its time, for an answer of `own_output` tokens, when it knows it itself. `load`: other requests it had under way
-    at the start.
+    backend had said about its time, for an answer of `own_output` tokens, when it knows it itself. `load`: other requests it
+    had under way at the start.
     """
 
     ask: Ask

@@ -67,7 +67,7 @@ def quote(
     `tokens` and `latency` are the estimate's with what was learned; a local engine's expected time is its latency. `at_most_s`
     is the request's deadline: whatever else happens on the machine, it cannot be busy with the request for longer, so that is
     the worst case of a price per hour. `busy_s` is the part of that time that is spent on the request itself. `outlook` is what
-    is expected to follow in the conversation; those that come within the best of the lifetimes `kept` find the prompt of the one before them cached.
+    is expected to follow in the conversation; turns within the best of the lifetimes `kept` find the one before them cached.
     """
     if rates is None or tokens.input is None:
         return None
@@ -112,8 +112,8 @@ def _turn(
     """What a further turn is expected to cost, in the mean over all of them, with the lifetime that makes it cheapest,
     or with none.
 
-    The prompt of the turn before is read, if it is still there, and what was added since is new. The mean turn is the middle one,
-    by when the prompt has grown as far as that.
+    The prompt of the turn before is read, if it is still there, and what was added since is new. The mean turn is the middle
+    one, by when the prompt has grown as far as that.
     """
     answer = tokens.output_expected or 0
     growth = _growth(tokens, outlook)

@@ -1,9 +1,9 @@
 """How a conversation goes on, learned from those there were: how many turns follow, how soon, how much each adds.
 
 A conversation either goes on after a request or has ended there, and where the chance of either is the same after each (a
-geometric law), as many are still to come as went on for each that ended. One that is still open has not ended: counting it as if
-it had would make long conversations look short for as long as they last (right-censored observations: Kalbfleisch and Prentice,
-The Statistical Analysis of Failure Time Data, 3.3). Classes of traffic borrow from wider ones as in `outputs`.
+geometric law), as many are still to come as went on for each that ended. One that is still open has not ended: counting it as
+if it had would make long conversations look short for as long as they last (right-censored observations: Kalbfleisch and
+Prentice, The Statistical Analysis of Failure Time Data, 3.3). Classes of traffic borrow from wider ones as in `outputs`.
 """
 
 from __future__ import annotations
