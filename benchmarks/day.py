@@ -7,7 +7,7 @@ real client decides for each request between two hosted vendors, with different 
 local engine with a queue (`_simulated.py`). Each run is the same day under another routing: `cheapest` within a limit of time
 to the first token and without one, each backend alone, the engine wherever it keeps the limit, chance, and greedy hindsight:
 at each request, from the state that is there, the cheapest candidate by true cost that keeps the limit by its true time.
-`cheapest` is held against it twice: against the day that hindsight lives, and request by request from the states that `cheapest`
+`cheapest` is held against it twice: against the day that hindsight lives, and request by request from the states that it
 came to (where paying more now to pay less later counts against it). The coding sessions hold an eighth of their tokens.
 
 Without `--data` both kinds of traffic are made up.

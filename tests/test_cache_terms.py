@@ -76,6 +76,32 @@ def test_an_unknown_name_is_not_second_guessed() -> None:
     assert compatible(name="b", server="vllm", model="m", api="messages").capabilities.caching is None
 
 
+@pytest.mark.parametrize(
+    ("server", "model", "read", "seconds"),
+    [
+        ("deepseek", "deepseek-v4-pro", 0.044 / 1.32, 7_200),
+        ("groq", "openai/gpt-oss-120b", 0.5, 7_200),
+        ("mistral", "mistral-large-4", 0.1, 300),
+        ("xai", "grok-4.7", 0.25, 300),
+    ],
+)
+def test_vendors_that_cache_by_themselves_do_so_where_reads_have_a_price(
+    server: str, model: str, read: float, seconds: int
+) -> None:
+    backend = compatible(name="b", server=server, model=model, api_key="k")
+    cache = backend.capabilities.caching
+    assert cache is not None
+    assert cache.terms.read == pytest.approx(read, rel=1e-4)
+    assert (cache.control, cache.keys, [t.seconds for t in cache.terms.lifetimes]) == ("routing", None, [seconds])
+    unpriced = compatible(name="b", server=server, model="no-such-model", api_key="k")
+    assert unpriced.capabilities.caching is None
+    assert compatible(name="b", server="groq", model="llama-3.3-70b-versatile", api_key="k").capabilities.caching is None
+    own = {"input": "1", "cache_read": "0.4", "output": "2"}
+    told = compatible(name="b", server=server, model="no-such-model", api_key="k", prices=own).capabilities.caching
+    assert told is not None
+    assert told.terms.read == 0.4
+
+
 def test_every_row_has_a_source_and_a_date() -> None:
     for rows in ROWS.values():
         for row in rows:

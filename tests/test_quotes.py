@@ -81,6 +81,12 @@ def test_what_is_cached_is_read_and_what_was_added_is_written() -> None:
     assert least == 3 * (Decimal(1_100) * Decimal("0.2") + Decimal(100) * Decimal("2.5") + 1_000) / 1_000_000
 
 
+def test_what_a_vendor_keeps_by_itself_is_plain_input() -> None:
+    kept = Lifetime(name="in_memory", seconds=300.0, write=1.0)
+    ahead = priced(Outlook(turns=3.0, growth=200.0), (kept,)).ahead
+    assert ahead == 3 * (Decimal(1_200) * Decimal("0.2") + Decimal(200) * 2 + 1_000) / 1_000_000
+
+
 def test_the_lifetime_that_serves_best_is_taken() -> None:
     soon, late = paced(20.0, 200), paced(800.0, 200)
     assert soon.turns == pytest.approx(3.0, rel=0.05)

@@ -34,6 +34,7 @@ class PromptCache:
         api: the protocol, which says what may carry a mark.
         keys: what a `prompt_cache_key` does: ``partition`` (a cache of its own for each key) or ``route`` (which machine).
         isolation: what keeps two tenants' entries apart when no key does, for a person; empty where keys do it.
+        priced: which models cache is told by the price list only: those that have a price for reading.
     """
 
     terms: CacheTerms
@@ -41,6 +42,7 @@ class PromptCache:
     api: Literal["messages", "responses", "chat"]
     keys: Literal["partition", "route"] | None = None
     isolation: str = ""
+    priced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class _Row:
     control: Control
     keys: Literal["partition", "route"] | None = None
     isolation: str = ""
+    priced: bool = False
 
 
 _ANTHROPIC = CacheTerms(
@@ -136,15 +139,50 @@ OPENAI: tuple[_Row, ...] = (
 )
 """A name that no row knows (a deployment's, a proxy's) is not second-guessed: it has no row."""
 
-ROWS: Mapping[str, tuple[_Row, ...]] = {"anthropic": ANTHROPIC, "openai": OPENAI}
+
+def _by_itself(source: str, seconds: float = 300.0) -> tuple[_Row, ...]:
+    terms = CacheTerms(
+        lifetimes=(Lifetime(name="in_memory", seconds=seconds, write=1.0),),
+        read=1.0,  # no price list, no discount
+        slots=1,
+        minimum=1_024,  # from here on all of them do, as far as is known; some begin lower
+        implicit="in_memory",
+        source=source,
+        date=_DATE,
+    )
+    whole = "this vendor's cache is one for the whole account"
+    return (_Row(models="", terms=terms, control="routing", isolation=whole, priced=True),)
+
+
+_NO_LIFETIME = "caches by itself; neither lifetime nor minimum is published, five minutes and 1,024 tokens are assumed"
+ROWS: Mapping[str, tuple[_Row, ...]] = {
+    "anthropic": ANTHROPIC,
+    "openai": OPENAI,
+    "deepseek": _by_itself("DeepSeek, context caching guide (hours to days, best effort)", 7_200.0),
+    "groq": _by_itself("Groq, prompt caching guide (two hours without use)", 7_200.0),
+    **{vendor: _by_itself(_NO_LIFETIME) for vendor in ("fireworks", "mistral", "together", "x-ai")},
+}
 
 
 def prompt_cache(vendor: str, api: Literal["messages", "responses", "chat"], model: str) -> PromptCache | None:
-    """The rules for a model at a vendor (``anthropic`` or ``openai``), at the row's own prices; None: not known."""
-    for row in ROWS[vendor]:
+    """The rules for a model at a vendor (of the price list), at the row's own prices; None: not known."""
+    for row in ROWS.get(vendor, ()):
         if re.match(row.models, model):
-            return PromptCache(terms=row.terms, control=row.control, api=api, keys=row.keys, isolation=row.isolation)
+            return PromptCache(
+                terms=row.terms,
+                control=row.control,
+                api=api,
+                keys=row.keys,
+                isolation=row.isolation,
+                priced=row.priced,
+            )
     return None
+
+
+def at_prices(cache: PromptCache, rates: Rates | None) -> PromptCache | None:
+    """`with_prices`; None where only a price for reading would tell that the model caches, and there is none below input's."""
+    made = with_prices(cache, rates)
+    return None if cache.priced and made.terms.read >= 1.0 else made
 
 
 def with_prices(cache: PromptCache, rates: Rates | None) -> PromptCache:

@@ -15,7 +15,7 @@ from cachespec.caching import Lifetime
 from cachespec.decision import Latency, Quote, TokenEstimate
 from cachespec.pricing import Rates
 from cachespec.turns import Outlook
-from cachespec.usage import EXACT, Cost, Usage
+from cachespec.usage import EXACT, WRITE_TTLS, Cost, Usage
 
 if TYPE_CHECKING:
     from cachespec.backends.base import Estimate
@@ -122,12 +122,9 @@ def _turn(
     for lifetime in (*kept, None):
         read = 0 if lifetime is None else round(before * outlook.within(lifetime.seconds))
         new = before - read + round(growth)
-        usage = Usage(
-            uncached=new if lifetime is None else 0,
-            cache_read=read,
-            cache_write={lifetime.name: new} if lifetime is not None and new else {},
-            output=answer,
-        )
+        # Where a vendor caches by itself, what it keeps is plain input.
+        written = {lifetime.name: new} if lifetime is not None and lifetime.name in WRITE_TTLS and new else {}
+        usage = Usage(uncached=0 if written else new, cache_read=read, cache_write=written, output=answer)
         known.append(rates.cost(usage, busy_s=busy_s, billing=estimate.billing).amount)
     return min((amount for amount in known if amount is not None), default=None)
 

@@ -29,7 +29,7 @@ from cachespec.backends._render_messages import render_messages
 from cachespec.backends._render_responses import render_responses
 from cachespec.backends._transport import HostedAttempt, Patience, sdk_error
 from cachespec.backends.base import Capabilities, Estimate, Warmed, Wire
-from cachespec.cache_terms import with_prices
+from cachespec.cache_terms import at_prices
 from cachespec.decision import Belief, Latency, Plan, Reason, TokenEstimate
 from cachespec.errors import (
     ConfigError,
@@ -136,7 +136,7 @@ class HostedBackend(ABC):
             marks=profile.marks,
             opt_out=profile.opt_out,
             diagnoses=profile.vendor if target.diagnostics and _tells(profile) else None,
-            caching=None if profile.cache is None else with_prices(profile.cache, self._published(profile)),
+            caching=None if profile.cache is None else at_prices(profile.cache, self._published(profile)),
         )
         self._profile = profile
         self._api_key = target.api_key

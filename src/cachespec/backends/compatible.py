@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from cachespec.backends._profile import ANTHROPIC_ID, MISTRAL_ID, Api, Profile
+from cachespec.cache_terms import prompt_cache
 from cachespec.durations import Duration
 from cachespec.errors import ConfigError
 
@@ -212,6 +213,8 @@ def compatible(
         )
     if images is not None:
         profile = replace(profile, images=images, result_images=images and profile.api != "chat")
+    if profile.provider is not None:
+        profile = replace(profile, cache=prompt_cache(profile.provider, profile.api, model))
     default = (row.messages_url or row.url) if profile.api == "messages" else row.url
     own = base_url is None or base_url.rstrip("/") == default
     from cachespec.backends._hosted import Target
