@@ -46,4 +46,7 @@ async def main(config: str | None) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1] if len(sys.argv) > 1 else None)
+    try:
+        anyio.run(main, sys.argv[1] if len(sys.argv) > 1 else None)
+    except cachespec.CachespecError as error:  # above all: this backend takes no tools
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -412,7 +412,7 @@ class Decider:
                     resets_at=None,
                 )
                 errors[name] = error
-                return [Reason("budget", str(error))]
+                return [_refusal(error)]
         return []
 
 
@@ -534,8 +534,12 @@ def _left_out(offer: Offer) -> Offer:
 
 
 def _out(offer: Offer, error: CachespecError) -> Offer:
+    return _without(offer, _refusal(error))
+
+
+def _refusal(error: CachespecError) -> Reason:
     code = {BudgetExceededError: "budget", PriceUnknownError: "price_unknown"}.get(type(error), "unhealthy")
-    return _without(offer, Reason(code, str(error)))
+    return Reason(code, str(error).removeprefix(f"{code} "))
 
 
 def _without(offer: Offer, reason: Reason) -> Offer:

@@ -61,6 +61,26 @@ def test_show(run: Run, spent: str) -> None:
     assert "never" in shown.stdout
 
 
+def test_a_narrow_terminal_folds_names_and_no_amounts(
+    run: Run, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.db"
+    config = app(more=f'{BUDGETS}[client]\nledger = {{ use = "sqlite", path = "{path}" }}\n')
+
+    async def fill() -> None:
+        ledger = SqliteLedger(str(path))
+        hold = Hold(amount=Decimal("0.5"), backend="b", model="m", tenant=None, session_id=None, accounts=("overall",))
+        settled = Settlement(amount=Decimal("0.123456789012"), estimated=False, usage=None, outcome="completed")
+        await ledger.settle(await ledger.reserve(hold), settled)
+        await ledger.aclose()
+
+    anyio.run(fill)
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run("budget", "show", "-c", config).stdout
+    assert "0.123456789012" in shown
+    assert "9.876543210988" in shown
+
+
 def test_reset_one_and_leave_the_others(run: Run, spent: str) -> None:
     assert document(run("budget", "reset", "tenant:acme", "-c", spent, "--json"))["reset"][0]["spent"] == "0.3"
     rows = document(run("budget", "show", "-c", spent, "--json"))["budgets"]

@@ -143,7 +143,9 @@ def _print(rows: Sequence[_Row]) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for name in ("budget", "mode", "spent", "reserved", "limit", "left", "resets (UTC)"):
-        table.add_column(name, justify="left" if name in ("budget", "mode", "resets (UTC)") else "right", overflow="fold")
+        text = name in ("budget", "mode", "resets (UTC)")
+        # On a narrow terminal names fold and amounts do not: half an amount reads as another one.
+        table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=name != "budget")
     for row in rows:
         state, limit = row.state, row.budget.limit
         amounts = (state.spent, state.reserved, state.limit, max(state.limit - state.spent - state.reserved, state.limit * 0))

@@ -31,7 +31,8 @@ def command(a: str, b: str, as_json: bool) -> None:
     if divergence.kind == "appended":
         click.echo(f"B extends A from {divergence.segment} on: all of about {found.shared_tokens} tokens can be read again")
         return
-    click.echo(f"{divergence.segment}, character {divergence.offset_chars}: {divergence.kind}")
+    where = "" if divergence.segment == "params" else f", character {divergence.offset_chars}"
+    click.echo(f"{divergence.segment}{where}: {divergence.kind}")
     if divergence.path != divergence.segment:
         click.echo(f"  at      {divergence.path}")
     click.echo(f"  A has   {divergence.before!r}")
