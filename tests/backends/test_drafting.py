@@ -10,6 +10,7 @@ import pytest
 from tests.backends.test_llamacpp import PLAN, ask, available, engine, idle, make, one_loop, run, text, usage
 from tests.engine.scripted import engine_threads
 
+from cachespec.backends._drafts import draft_fits, free_memory
 from cachespec.backends.llamacpp import LlamaCppBackend
 from cachespec.engine.costs import CalibrationStore, _Bench
 from cachespec.engine.models import find_model
@@ -150,7 +151,7 @@ async def test_a_draft_model_that_is_not_there_fails_the_start() -> None:
 @pytest.mark.anyio
 async def test_a_draft_model_that_does_not_fit_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     available()
-    monkeypatch.setattr("cachespec.backends._startup._free_memory", lambda: 1000)
+    monkeypatch.setattr("cachespec.backends._drafts.free_memory", lambda: 1000)
     backend = await started(draft={"use": "model", "model": "smollm2"})
     try:
         events = await run(backend, ask("Say hello.", max_output_tokens=4))
@@ -160,6 +161,39 @@ async def test_a_draft_model_that_does_not_fit_is_not_loaded(monkeypatch: pytest
         assert (spoken.draft_length, spoken.reason) == (0, "draft_does_not_fit")
     finally:
         await backend.aclose()
+
+
+def test_room_for_a_draft_is_reckoned_as_it_will_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 4 bits a weight is a model of 16 or 32 when torch holds it."""
+    available()
+    file = find_model("smollm2")
+    settings = make(context=512, parallel=2).settings
+    weights = 134.5e6 * 4 * 1.2
+    for need, name, runtime, options in (
+        (file.stat().st_size * 1.2, "smollm2", "llamacpp", None),
+        (weights, "smollm2", "torch", {"device": "cpu", "dtype": "float32"}),
+        (weights / 2, "smollm2", "torch", {"device": "cpu", "dtype": "bfloat16"}),
+    ):
+        for free, expected in ((need * 0.9, False), (need * 1.25, True)):
+            monkeypatch.setattr("cachespec.backends._drafts.free_memory", lambda free=free: int(free))
+            assert draft_fits(name, runtime, settings, torch=options) is expected, (name, runtime, options)
+    monkeypatch.setattr("cachespec.backends._drafts.free_memory", lambda: None)
+    assert draft_fits("smollm2", "llamacpp", settings) is None
+    assert draft_fits("no-such-model", "llamacpp", settings) is None
+
+
+def test_free_memory_keeps_the_limit_of_the_group(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    8000 kB\n")
+    assert free_memory(tmp_path) == 8000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    for limit, expected in (("max", 8000 * 1024), (str(3000 * 1024), 2500 * 1024), (str(90_000 * 1024), 8000 * 1024)):
+        (group / "memory.max").write_text(limit + "\n")
+        (group / "memory.current").write_text(f"{1000 * 1024}\n")
+        (group / "memory.stat").write_text(f"anon 5\ninactive_file {500 * 1024}\n")
+        assert free_memory(tmp_path) == expected
 
 
 def policy_of(backends: dict[str, Any], acceptance: Any = None) -> Any:

@@ -110,6 +110,10 @@ class LocalBackend(ABC):
     def load_draft(self, model: str, runtime: str | None) -> Runtime:
         """Load a draft model, in a worker thread, on the runtime of this name (None: this backend's own). Raises likewise."""
 
+    @abstractmethod
+    def draft_fits(self, model: str, runtime: str | None) -> bool | None:
+        """Whether it will have room beside what is loaded; None where nobody can tell."""
+
     def locate(self) -> None:
         """See `backends.base.Located`. Its own model, and that of a drafter."""
         check_model(self.model, folder=self.folders)
@@ -165,7 +169,7 @@ class LocalBackend(ABC):
         runtime = self.load_runtime(progress)
         try:
             template = chat.ChatTemplate(runtime.info)
-            started = start_engine(runtime, self.settings, self.load_draft)
+            started = start_engine(runtime, self.settings, self.load_draft, fits=self.draft_fits)
         except BaseException:
             runtime.close()
             raise

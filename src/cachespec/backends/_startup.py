@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachespec import plugins
@@ -18,10 +17,9 @@ from cachespec.engine.costs import BATCHES, CalibrationStore, CostModel, calibra
 from cachespec.engine.evidence import Withheld, load_evidence
 from cachespec.engine.invariance import kept_width
 from cachespec.engine.loop import Engine
-from cachespec.engine.models import find_checkpoint
 from cachespec.engine.runtimes.base import Runtime
 from cachespec.engine.structured import Vocabulary
-from cachespec.errors import CachespecError, ConfigError, InputError
+from cachespec.errors import ConfigError, InputError
 from cachespec.options import Problem
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ SPARE_SLOTS = 2
 _KEPT_SLOTS = 4  # sequences for each that runs, where forks share
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 24)  # tokens a sequence that are measured
 _MB = 1 << 20
-_OVERHEAD = 1.2  # memory of a model over the size of its files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +119,16 @@ class Started:
 
 
 def start_engine(
-    runtime: Runtime, settings: EngineSettings, load_draft: Load, *, store: CalibrationStore | None = None
+    runtime: Runtime,
+    settings: EngineSettings,
+    load_draft: Load,
+    *,
+    fits: Fits | None = None,
+    store: CalibrationStore | None = None,
 ) -> Started:
     """Measure what has to be measured, and start. The runtime is the engine's afterwards; on an error it is the caller's.
 
-    Raises what making the drafter does.
+    `fits` tells whether a draft model will have room. Raises what making the drafter does.
     """
     store = store or CalibrationStore()
     width = kept_width(runtime, store) if settings.deterministic else runtime.width
@@ -137,12 +139,12 @@ def start_engine(
         reason = "capability"
     elif settings.draft is not None:
         trusted = _trusted(runtime, settings, settings.draft, store)
-        fits = draft_fits(settings.draft) if trusted else None
-        drafter = make_drafter(settings, settings.draft, runtime, load_draft) if trusted and fits is not False else None
+        room = _has_room(settings.draft, fits) if trusted else None
+        drafter = make_drafter(settings, settings.draft, runtime, load_draft) if trusted and room is not False else None
         try:
             costs = CostModel(measured_costs(runtime, settings, width, store))
             policy = policy if trusted else Withheld()
-            control = SpeculationControl(policy, drafter, costs=costs, max_tokens=width, fits=fits)
+            control = SpeculationControl(policy, drafter, costs=costs, max_tokens=width, fits=room)
         except BaseException:
             if drafter is not None:
                 drafter.stop()
@@ -198,26 +200,11 @@ def make_drafter(settings: EngineSettings, draft: Mapping[str, Any], runtime: Ru
     return made
 
 
-def draft_fits(draft: Mapping[str, Any]) -> bool | None:
-    """Whether a draft model's files fit into the memory that is left; None when there is none, or nobody can tell."""
-    name, free = draft.get("model"), _free_memory()
-    if free is None or not isinstance(name, str):
-        return None
-    try:
-        path = find_checkpoint(name)
-    except CachespecError:
-        return None  # loading it says what is wrong
-    files = [path] if path.is_file() else [*path.glob("*.safetensors")]
-    return sum(file.stat().st_size for file in files) * _OVERHEAD < free
-
-
-def _free_memory() -> int | None:
-    """Bytes that the system says it can give; None where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration):
-        return None
+def _has_room(draft: Mapping[str, Any], fits: Fits | None) -> bool | None:
+    model, runtime = draft.get("model"), draft.get("runtime")
+    if fits is None or not isinstance(model, str) or not (runtime is None or isinstance(runtime, str)):
+        return None  # there is no model, or loading it says what is wrong
+    return fits(model, runtime)
 
 
 def _vocabulary(runtime: Runtime) -> Vocabulary | None:
@@ -235,4 +222,6 @@ def at_least(value: int, least: int, key: str) -> None:
         raise ConfigError(f"must be at least {least}, not {value}", key=key)
 
 
+Fits = Callable[[str, str | None], bool | None]
+"""Whether a draft model, by its name and runtime (None: that of the target), has room; None where nobody can tell."""
 Progress = Callable[[float], bool]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cachespec.backends._drafts import load_draft
+from cachespec.backends._drafts import draft_fits, load_draft
 from cachespec.backends._local import LocalBackend
 from cachespec.backends._startup import SPARE_SLOTS, EngineSettings, Progress, at_least
 from cachespec.durations import Duration
@@ -105,6 +105,10 @@ class LlamaCppBackend(LocalBackend):
     def load_draft(self, model: str, runtime: str | None) -> Runtime:
         """See `LocalBackend.load_draft`."""
         return load_draft(model, runtime or "llamacpp", self.settings, threads=self._threads, gpu_layers=self._gpu_layers)
+
+    def draft_fits(self, model: str, runtime: str | None) -> bool | None:
+        """See `LocalBackend.draft_fits`."""
+        return draft_fits(model, runtime or "llamacpp", self.settings)
 
 
 def default_threads() -> int:

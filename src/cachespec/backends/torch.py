@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from cachespec.backends._drafts import load_draft
+from cachespec.backends._drafts import draft_fits, load_draft
 from cachespec.backends._local import LocalBackend
 from cachespec.backends._startup import SPARE_SLOTS, EngineSettings, Progress, at_least
 from cachespec.durations import Duration
@@ -106,8 +106,15 @@ class TorchBackend(LocalBackend):
 
     def load_draft(self, model: str, runtime: str | None) -> Runtime:
         """See `LocalBackend.load_draft`."""
-        options = {"device": self._device, "dtype": self._dtype}
-        return load_draft(model, runtime or "torch", self.settings, threads=self._threads, torch=options)
+        return load_draft(model, runtime or "torch", self.settings, threads=self._threads, torch=self._shared)
+
+    def draft_fits(self, model: str, runtime: str | None) -> bool | None:
+        """See `LocalBackend.draft_fits`."""
+        return draft_fits(model, runtime or "torch", self.settings, torch=self._shared)
+
+    @property
+    def _shared(self) -> Mapping[str, Any]:
+        return {"device": self._device, "dtype": self._dtype}
 
 
 def load_torch(
