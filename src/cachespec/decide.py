@@ -10,7 +10,6 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from hashlib import blake2b
 from random import random
 from time import perf_counter
@@ -21,14 +20,10 @@ from cachespec.cache_plan import CachePlanner, Planned
 from cachespec.caching import Lifetime
 from cachespec.decision import (
     Ask,
-    Belief,
-    BudgetState,
     Decision,
     Latency,
     Offer,
-    Quote,
     Reason,
-    TokenEstimate,
 )
 from cachespec.errors import (
     BudgetExceededError,
@@ -41,7 +36,8 @@ from cachespec.errors import (
     UnsupportedParameterError,
 )
 from cachespec.learned import Learned, own_latency
-from cachespec.ledger.base import Ledger, Limit
+from cachespec.ledger.base import Ledger
+from cachespec.offers import downgraded, left_out, limits_of, moved, not_offered, out, over_budget, refused_by, without
 from cachespec.policies.base import RoutingPolicy
 from cachespec.policies.budgets import Applied, applied
 from cachespec.policies.routing import stay
@@ -51,7 +47,6 @@ from cachespec.request import Request
 from cachespec.rules import BudgetRule, Rule
 from cachespec.tokens import sizes_of
 from cachespec.turns import Outlook
-from cachespec.usage import money_text
 
 PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "stop", "seed", "reasoning", "tool_choice", "response_format")
 STATE = ("previous_response_id", "conversation", "thread")
@@ -59,7 +54,6 @@ STATE = ("previous_response_id", "conversation", "thread")
 _KEPT = (Lifetime(name="kv", seconds=math.inf, write=1.0),)
 STEP_S = 1.0
 """How long past its deadline a local engine may be busy with a request: at most one step."""
-_NOTHING = TokenEstimate(input=None, cache_read=None, cache_write=None, uncached=None, output_expected=None, output_max=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +193,7 @@ class Decider:
 
     async def refresh(self, asked: Asked) -> None:
         """Read the state of the budgets the request falls under; deciding itself reads nothing."""
-        limits = _limits(asked)
+        limits = limits_of(asked.budgets)
         if limits:
             await self._ledger.refresh(limits)
 
@@ -213,17 +207,17 @@ class Decider:
         offers = [self._offer(name, asked, ahead, errors, plans, own) for name in asked.candidates]
         for name, error in (failed or {}).items():
             errors.setdefault(name, error)
-            offers = [_out(o, error) if o.backend == name and name != choose else o for o in offers]
-        limits = _limits(asked)
+            offers = [out(o, error) if o.backend == name and name != choose else o for o in offers]
+        limits = limits_of(asked.budgets)
         budgets = self._ledger.snapshot(limits) if limits else ()
-        offers = self._healthy(_moved(_downgraded(offers, asked, budgets), asked.ask), asked.ask, choose)
+        offers = self._healthy(moved(downgraded(offers, asked.budgets, budgets), asked.ask), asked.ask, choose)
         eligible = [o for o in offers if o.eligible]
         ranked = list(stay(asked.ask, self._rank(asked.ask, eligible))) if eligible else []
         if choose is not None:
             ranked.sort(key=lambda o: o.backend != choose)
         best = ranked[0] if ranked else None
         chosen = {o.backend for o in ranked}
-        rest = [_left_out(o) if o.eligible else o for o in offers if o.backend not in chosen]
+        rest = [left_out(o) if o.eligible else o for o in offers if o.backend not in chosen]
         planned = None if best is None else self._diagnosing(plans[best.backend], asked)
         plan = None if planned is None else planned.plan
         decision = Decision(
@@ -243,7 +237,7 @@ class Decider:
     def foresee(self, asked: Asked) -> Verdict:
         """`decide`, without those that a hard budget would refuse as far as is known; to send, the ledger says it."""
         verdict = self.decide(asked)
-        refused = _refused(verdict.decision, asked)
+        refused = refused_by(asked.budgets, verdict.decision)
         return self.decide(asked, failed=refused) if refused else verdict
 
     def own_now(self, verdict: Verdict) -> Latency | None:
@@ -318,7 +312,7 @@ class Decider:
             text = "; ".join(r.detail for r in refused)
             errors[name] = UnsupportedParameterError(text, backend=name, model=backend.model)
         if reasons:
-            return _offer_out(backend, reasons)
+            return not_offered(backend, reasons)
         prompt = asked.prompt if request is asked.request else replace(asked.prompt, request=request)
         estimate = backend.estimate(prompt)
         ignored = _unsupported(asked.request, backend) if self._settings.drop_unsupported else ()
@@ -361,12 +355,15 @@ class Decider:
             outlook=outlook,
             kept=_KEPT if capabilities.local else planned.lifetimes,
         )
-        reasons += self._budget(name, asked, priced, estimate.unbounded, errors)
-        out = any(r.code in ("context_length", "budget", "price_unknown") for r in reasons)
+        over = over_budget(backend, asked.budgets, priced, estimate.unbounded)
+        if over is not None:
+            reasons.append(over[0])
+            errors[name] = over[1]
+        barred = any(r.code in ("context_length", "budget", "price_unknown") for r in reasons)
         return Offer(
             backend=name,
             model=backend.model,
-            eligible=not out,
+            eligible=not barred,
             reasons=tuple(reasons),
             quote=priced,
             tokens=tokens,
@@ -382,38 +379,7 @@ class Decider:
         ill.pop(choose or "", None)
         if not ill or all(o.backend in ill for o in offers if o.eligible):
             return offers
-        return [_without(o, Reason("unhealthy", ill[o.backend])) if o.backend in ill else o for o in offers]
-
-    def _budget(
-        self, name: str, asked: Asked, priced: Quote | None, unbounded: Sequence[str], errors: dict[str, CachespecError]
-    ) -> list[Reason]:
-        hard = [b for b in asked.budgets if b.rule.mode == "hard"]
-        if not hard:
-            return []
-        worst = None if priced is None else priced.worst
-        if worst is None:
-            scope = hard[0].limit.scope
-            if priced is None or priced.expected is None:
-                detail = f"the hard budget {scope} needs a price, and that of {self._backends[name].model} is not known"
-            else:
-                why = "; ".join(unbounded) or "its length is not known"
-                detail = f"the hard budget {scope} needs a bound on what this may cost, and there is none ({why})"
-            errors[name] = PriceUnknownError(f"{name}: {detail}")
-            return [Reason("price_unknown", detail)]
-        for budget in hard:
-            if budget.rule.scope == "request" and worst > budget.limit.limit:
-                zero = Decimal(0)
-                error = BudgetExceededError(
-                    scope=budget.limit.scope,
-                    limit=budget.limit.limit,
-                    spent=zero,
-                    reserved=zero,
-                    requested=worst,
-                    resets_at=None,
-                )
-                errors[name] = error
-                return [_refusal(error)]
-        return []
+        return [without(o, Reason("unhealthy", ill[o.backend])) if o.backend in ill else o for o in offers]
 
 
 def _for_output(estimate: Estimate, expected: int | None) -> tuple[Latency, float | None]:
@@ -424,10 +390,6 @@ def _for_output(estimate: Estimate, expected: int | None) -> tuple[Latency, floa
     changed = (latency.total_ms - latency.ttft_ms) * (expected / taken - 1.0)
     busy = None if estimate.busy_s is None else max(estimate.busy_s + changed / 1000, 0.0)
     return replace(latency, total_ms=latency.total_ms + changed), busy
-
-
-def _limits(asked: Asked) -> list[Limit]:
-    return [b.limit for b in asked.budgets if b.rule.scope != "request"]
 
 
 def _given(request: Request, backend: str, field: str) -> Any:
@@ -450,62 +412,6 @@ def _draw(session_id: str | None) -> float:
     return int.from_bytes(blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=6).digest()) / 2**48
 
 
-def _downgraded(offers: list[Offer], asked: Asked, states: Sequence[BudgetState]) -> list[Offer]:
-    """Where the worst case does not fit a budget that downgrades, only the cheapest offer, and those that fit, are left."""
-    rules = [b for b in asked.budgets if b.rule.mode == "downgrade"]
-    known = dict(zip(_limits(asked), states, strict=False))  # not by scope: a hard limit may watch the same one
-    for budget in rules:
-        state = known.get(budget.limit)
-        left = budget.limit.limit if state is None else state.limit - state.spent - state.reserved
-        priced = [(o.quote.expected, o.backend) for o in offers if o.eligible and o.quote and o.quote.expected is not None]
-        cheapest = min(priced, key=lambda pair: pair[0])[1] if priced else None
-        for i, offer in enumerate(offers):
-            worst = None if offer.quote is None else offer.quote.worst
-            if offer.eligible and offer.backend != cheapest and cheapest is not None and (worst is None or worst > left):
-                most = "any sum" if worst is None else f"{money_text(worst)} USD"
-                text = f"may cost {most}, and {budget.limit.scope} has {money_text(max(left, Decimal(0)))} USD left"
-                offers[i] = _without(offer, Reason("budget", f"{text}: left to cheaper ones"))
-    return offers
-
-
-def _refused(decision: Decision, asked: Asked) -> dict[str, CachespecError]:
-    """Whose worst case does not fit a hard budget as it stands in the decision, and what the ledger would say."""
-    hard = {b.limit for b in asked.budgets if b.rule.mode == "hard"}
-    refused: dict[str, CachespecError] = {}
-    for limit, state in zip(_limits(asked), decision.budgets, strict=False):
-        for offer in decision.candidates:
-            worst = None if offer.quote is None else offer.quote.worst
-            if limit in hard and offer.eligible and worst is not None and state.spent + state.reserved + worst > limit.limit:
-                error = BudgetExceededError(
-                    scope=limit.scope,
-                    limit=limit.limit,
-                    spent=state.spent,
-                    reserved=state.reserved,
-                    requested=worst,
-                    resets_at=limit.resets_at,
-                )
-                refused.setdefault(offer.backend, error)
-    return refused
-
-
-def _moved(offers: list[Offer], ask: Ask) -> list[Offer]:
-    """What leaving the session's backend costs is in each quote; here it is said."""
-    if ask.previous_backend is None:
-        return offers
-    here = next((o for o in offers if o.backend == ask.previous_backend), None)
-    warm = 0 if here is None else here.tokens.cache_read or 0
-    if not warm:
-        return offers
-    moved = []
-    for offer in offers:
-        lost = warm - (offer.tokens.cache_read or 0)
-        if offer.backend != ask.previous_backend and offer.eligible and lost > 0:
-            text = f"about {lost} tokens that are warm at {ask.previous_backend} are cold here"
-            offer = replace(offer, reasons=(*offer.reasons, Reason("switch_cost", text)))
-        moved.append(offer)
-    return moved
-
-
 def route_error(verdict: Verdict) -> CachespecError:
     """The error for a decision that chose nobody: the one cause of all candidates, else NoRouteError."""
     offers, errors = verdict.decision.candidates, verdict.errors
@@ -514,36 +420,6 @@ def route_error(verdict: Verdict) -> CachespecError:
     if len(kinds) == 1 and (kind := kinds.pop()) is not None and issubclass(kind, own):
         return errors[offers[0].backend]
     return NoRouteError("no candidate can take this request", reasons={o.backend: o.reasons for o in offers})
-
-
-def _offer_out(backend: Backend, reasons: Sequence[Reason]) -> Offer:
-    return Offer(
-        backend=backend.name,
-        model=backend.model,
-        eligible=False,
-        reasons=tuple(reasons),
-        quote=None,
-        tokens=_NOTHING,
-        latency=Latency(ttft_ms=None, total_ms=None),
-        belief=Belief(state="unknown"),
-    )
-
-
-def _left_out(offer: Offer) -> Offer:
-    return _without(offer, Reason("rule", "left out by the routing policy"))
-
-
-def _out(offer: Offer, error: CachespecError) -> Offer:
-    return _without(offer, _refusal(error))
-
-
-def _refusal(error: CachespecError) -> Reason:
-    code = {BudgetExceededError: "budget", PriceUnknownError: "price_unknown"}.get(type(error), "unhealthy")
-    return Reason(code, str(error).removeprefix(f"{code} "))
-
-
-def _without(offer: Offer, reason: Reason) -> Offer:
-    return replace(offer, eligible=False, reasons=(*offer.reasons, reason))
 
 
 def _unsupported(request: Request, backend: Backend) -> tuple[str, ...]:
