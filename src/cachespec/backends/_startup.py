@@ -139,7 +139,7 @@ def start_engine(
         reason = "capability"
     elif settings.draft is not None:
         trusted = _trusted(runtime, settings, settings.draft, store)
-        room = _has_room(settings.draft, fits) if trusted else None
+        room = has_room(settings.draft, fits) if trusted else None
         drafter = make_drafter(settings, settings.draft, runtime, load_draft) if trusted and room is not False else None
         try:
             costs = CostModel(measured_costs(runtime, settings, width, store))
@@ -200,7 +200,8 @@ def make_drafter(settings: EngineSettings, draft: Mapping[str, Any], runtime: Ru
     return made
 
 
-def _has_room(draft: Mapping[str, Any], fits: Fits | None) -> bool | None:
+def has_room(draft: Mapping[str, Any], fits: Fits | None) -> bool | None:
+    """Whether the model of a `draft` table has room; None where there is none, or nobody can tell."""
     model, runtime = draft.get("model"), draft.get("runtime")
     if fits is None or not isinstance(model, str) or not (runtime is None or isinstance(runtime, str)):
         return None  # there is no model, or loading it says what is wrong

@@ -11,7 +11,7 @@ import anyio.from_thread
 import anyio.to_thread
 
 from cachespec.backends._local import LocalBackend
-from cachespec.backends._startup import draft_fits, make_drafter, measured_costs
+from cachespec.backends._startup import has_room, make_drafter, measured_costs
 from cachespec.backends.base import Backend
 from cachespec.config import Config
 from cachespec.engine.costs import CalibrationStore
@@ -151,7 +151,7 @@ class LocalEvaluation:
 
         Each pass has a drafter of its own: one that saw the answers once knows them.
         """
-        if draft_fits(draft) is False:
+        if has_room(draft, self._backend.draft_fits) is False:
             self._notes.append(f"{use}: the draft model does not fit into memory (draft_does_not_fit)")
             return None
         counts = self._pass(use, draft, runtime, len(samples), 0, lambda made: shadow(samples, made, runtime))
