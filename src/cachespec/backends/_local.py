@@ -110,9 +110,9 @@ class LocalBackend(ABC):
     def load_draft(self, model: str, runtime: str | None) -> Runtime:
         """Load a draft model, in a worker thread, on the runtime of this name (None: this backend's own). Raises likewise."""
 
-    @abstractmethod
     def draft_fits(self, model: str, runtime: str | None) -> bool | None:
         """Whether it will have room beside what is loaded; None where nobody can tell."""
+        return None
 
     def locate(self) -> None:
         """See `backends.base.Located`. Its own model, and that of a drafter."""
