@@ -30,6 +30,7 @@ PROBING: Final = 0.005
 ANCHOR_EVERY: Final = 600
 """Steps with drafts after which a few plain ones tell again what drafts are compared with: half a percent of them."""
 _START, _MOST = 0.5, 3.0  # credit of a request at its start, and at most, in tokens decoded plainly
+_MUCH: Final = 16  # tokens that a drafter must be behind for reading them to count by itself
 _SAVED_PROBES = 4.0  # probe time that is kept at most, in steps of plain decoding
 
 
@@ -154,6 +155,7 @@ class SpeculationControl:
         self._estimates = {name: DrafterEstimate() for name in names}
         self._empty = {name: Draft(source=name) for name in ("", *names)}
         self._draft_s: dict[str, float] = {}  # seconds a drafted token, of drafters that have to compute it
+        self._read_s: dict[str, float] = {}  # seconds a token that they have to read first
         self._time: dict[str, float] = dict.fromkeys(names, 0.0)
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
         self._reasons: Counter[str] = Counter()
@@ -243,10 +245,22 @@ class SpeculationControl:
             remaining=remaining,
             output=track.output,
             draft_s=self._draft_s.get(hint.source, 0.0) if hint.pending else 0.0,
+            setup_s=self._setup_s(hint),
             scored=not hint.pending,
             previous=track.previous,
             credit_s=0.0 if track.credit is None else track.credit,
         )
+
+    def _setup_s(self, hint: Draft) -> float:
+        """What reading takes before the first token can be drafted; until that was seen, as long as the target reads it."""
+        if not hint.pending or hint.behind < _MUCH or self._costs is None:
+            return 0.0
+        each = self._read_s.get(hint.source)
+        if each is None:
+            table = self._costs.table
+            widest = max(table.points[min(table.points)])
+            each = table.seconds(1, widest) / widest
+        return hint.behind * each
 
     def _draft(self, tracks: Sequence[Track], hints: Sequence[Draft], choices: Sequence[Choice]) -> list[Draft]:
         lengths = [choice.length for choice in choices]
@@ -258,11 +272,26 @@ class SpeculationControl:
             took, count = self._clock() - began, sum(len(draft.tokens) for draft in made)
             for i, draft in zip(computed, made, strict=True):
                 drafts[i] = draft
-                self._time[draft.source] += took * len(draft.tokens) / max(1, count)
-                if count and self._costs is not None:
-                    each = took / count / self._costs.speed
-                    self._draft_s[draft.source] = 0.8 * self._draft_s.get(draft.source, each) + 0.2 * each
+                self._time[draft.source] += took * len(draft.tokens) / count if count else took / len(made)
+            if self._costs is not None:
+                self._learn_drafting(tracks, hints, computed, made, took / self._costs.speed)
         return drafts
+
+    def _learn_drafting(
+        self, tracks: Sequence[Track], hints: Sequence[Draft], computed: Sequence[int], made: Sequence[Draft], took: float
+    ) -> None:
+        """What a drafted token takes, and one that a draft model has to read before it can draft."""
+        count, name, drafter = sum(len(draft.tokens) for draft in made), hints[computed[0]].source, self._drafter
+        if drafter is not None and any(hints[i].behind >= _MUCH for i in computed):
+            after = drafter.prospects([tracks[i].inner for i in computed], self._policy.max_length)
+            read = sum(hints[i].behind - hint.behind for i, hint in zip(computed, after, strict=True) if hint.pending)
+            if read >= _MUCH:
+                each = max(took - count * self._draft_s.get(name, took / (read + count)), 0.0) / read
+                self._read_s[name] = 0.8 * self._read_s.get(name, each) + 0.2 * each
+            return
+        for draft in made if count else ():
+            each = took / count
+            self._draft_s[draft.source] = 0.8 * self._draft_s.get(draft.source, each) + 0.2 * each
 
     def settle(self, tracks: Sequence[Track], plans: Sequence[Plan], outcomes: Sequence[Outcome], seconds: float) -> None:
         """Take in what became of a step whose call, draws included, took `seconds`."""

@@ -109,6 +109,7 @@ class Candidate:
         remaining: tokens that the answer may still have.
         output: tokens expected of the whole answer, or else its limit.
         draft_s: seconds that each drafted token costs before the call; 0 for one that is there already.
+        setup_s: seconds until the first can be drafted, once for the answer: a draft model reads the prompt first.
         scored: what is not drafted is compared with the tokens that come all the same, so probing teaches nothing.
         previous: the length chosen at the step before.
         credit_s: seconds that speculation may still lose on this request.
@@ -120,6 +121,7 @@ class Candidate:
     output: int
     acceptance: float | None = None
     draft_s: float = 0.0
+    setup_s: float = 0.0
     scored: bool = True
     previous: int = 0
     credit_s: float = float("inf")

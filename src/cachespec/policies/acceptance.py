@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from cachespec.engine.speculation import Candidate, Choice, CostTable, ReasonCode, Step, survivals
+from cachespec.engine.speculation import Candidate, Choice, CostTable, ReasonCode, Step, expected_tokens, survivals
 from cachespec.errors import InputError
 
 _ENTER = 1.04
@@ -112,7 +112,7 @@ class Goodput:
         saved = [s * plain / batch for s in accumulate(survivals(candidate.chances[:most]))]
         doubt = max(_DOUBT, 1 - candidate.chances[0]) if most else 1.0
         for length in range(most, 0, -1):
-            cost = costs.seconds(batch, batch + length) - plain + length * candidate.draft_s
+            cost = costs.seconds(batch, batch + length) - plain + length * candidate.draft_s + _share(candidate, length)
             if cost * doubt <= candidate.credit_s or saved[length - 1] >= _SURE * cost:
                 return length
         return 0
@@ -126,7 +126,7 @@ class Goodput:
         for i, candidate in enumerate(step.candidates):
             open_to = barred[i] in (None, "low_acceptance") and not any(lengths) and not candidate.scored
             if open_to and longest(candidate, self.max_length) and batch < step.max_tokens:
-                if price + candidate.draft_s <= step.probe_s:
+                if price + candidate.draft_s + candidate.setup_s <= step.probe_s:
                     return i
                 break
         return None
@@ -151,9 +151,11 @@ def _allocate(step: Step, allowed: Sequence[int], costs: CostTable) -> tuple[lis
         order.sort()
     plain = batch / seconds(batch, batch)
     emitted, drafting, best, taken = float(batch), 0.0, plain, 0
-    for n, (survival, _, i) in enumerate(order[: max(0, step.max_tokens - batch)], start=1):
+    for n, (survival, j, i) in enumerate(order[: max(0, step.max_tokens - batch)], start=1):
         emitted -= survival
         drafting += candidates[i].draft_s
+        if candidates[i].setup_s:
+            drafting += _share(candidates[i], j + 1) - (_share(candidates[i], j) if j else 0.0)
         goodput = emitted / (seconds(batch, batch + n) + drafting)
         if goodput > best:
             best, taken = goodput, n
@@ -161,6 +163,13 @@ def _allocate(step: Step, allowed: Sequence[int], costs: CostTable) -> tuple[lis
     for _, _, i in order[:taken]:
         lengths[i] += 1
     return lengths, best / plain
+
+
+def _share(candidate: Candidate, length: int) -> float:
+    """The part of what it takes to begin drafting that a step with a draft bears: as much as it emits of what remains."""
+    if not candidate.setup_s:
+        return 0.0
+    return candidate.setup_s * min(1.0, expected_tokens(candidate.chances[:length]) / max(1, candidate.remaining))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,12 +32,14 @@ class Draft:
         tokens: the guess; may be shorter than what was asked for, and empty.
         confidence: for each token the drafter's own probability, 0 to 1, that it is right if those before it are.
         pending: nothing is known yet, and `propose` would have to compute it (a draft model); `tokens` is then empty.
+        behind: committed tokens that the drafter has yet to evaluate before it can compute its first, where it is pending.
     """
 
     source: str
     tokens: tuple[int, ...] = ()
     confidence: tuple[float, ...] = ()
     pending: bool = False
+    behind: int = 0
 
     def first(self, length: int) -> Draft:
         """The first `length` tokens of it."""

@@ -76,7 +76,9 @@ class ModelDrafter:
         return track
 
     def prospects(self, tracks: Sequence[ModelTrack], limit: int) -> list[Draft]:
-        return [Draft(source=self.name, pending=track.slot is not None and limit > 0) for track in tracks]
+        return [
+            Draft(source=self.name, pending=track.slot is not None and limit > 0, behind=_behind(track)) for track in tracks
+        ]
 
     def propose(self, tracks: Sequence[ModelTrack], lengths: Sequence[int]) -> list[Draft]:
         drafts: list[tuple[list[int], list[float]]] = [([], []) for _ in tracks]
@@ -187,6 +189,11 @@ class ModelDrafter:
 
     def stop(self) -> None:
         self._runtime.close()
+
+
+def _behind(track: ModelTrack) -> int:
+    """Tokens to be evaluated but for the last, which the next draft follows."""
+    return 0 if track.slot is None else max(0, len(track.tokens) - 1 - min(track.agreed, len(track.slot.held)))
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
