@@ -35,26 +35,46 @@ class Clock:
 
 
 class PaperDrafter:
-    """Its tokens are 1 where right; the text is all ones. `says` is its confidence; `draft_s` makes it a draft model."""
+    """Its tokens are 1 where right; the text is all ones. `says` is its confidence; `draft_s` makes it a draft model, which
+    reads `prompt` tokens, in `read_s` each, before its first draft of a request."""
 
-    def __init__(self, good: Sequence[bool], says: Callable[[int], float], *, clock: Clock, draft_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        good: Sequence[bool],
+        says: Callable[[int], float],
+        *,
+        clock: Clock,
+        draft_s: float = 0.0,
+        prompt: int = 0,
+        read_s: float = 0.0,
+    ) -> None:
         self.name = "paper"
         self.sources: tuple[str, ...] = ("paper",)
         self._good, self._says, self._clock, self._draft_s = good, says, clock, draft_s
-        self.drafted_s = 0.0
+        self.drafted_s = self.reading_s = 0.0
+        self._prompt, self._read_s = prompt, read_s
+        self._read = set[int]()
 
     def open(self, prompt: Sequence[int], *, sampling: Sampling, namespace: bytes | None) -> list[int]:
         return [0]
 
     def prospects(self, tracks: Sequence[list[int]], limit: int) -> list[Draft]:
         if self._draft_s:
-            return [Draft(source=self.name, pending=True) for _ in tracks]
+            return [Draft(source=self.name, pending=True, behind=self._behind(track)) for track in tracks]
         return [self._draft(track[0], limit) for track in tracks]
 
     def propose(self, tracks: Sequence[list[int]], lengths: Sequence[int]) -> list[Draft]:
+        for track, length in zip(tracks, lengths, strict=True):
+            if length:
+                self.reading_s += self._behind(track) * self._read_s
+                self._clock.now += self._behind(track) * self._read_s
+                self._read.add(id(track))
         self._clock.now += sum(lengths) * self._draft_s
         self.drafted_s += sum(lengths) * self._draft_s
         return [self._draft(track[0], length) for track, length in zip(tracks, lengths, strict=True)]
+
+    def _behind(self, track: list[int]) -> int:
+        return 0 if id(track) in self._read else self._prompt
 
     def _draft(self, at: int, length: int) -> Draft:
         tokens = tuple(int(g) for g in self._good[at : at + length])
@@ -62,6 +82,10 @@ class PaperDrafter:
 
     def accept(self, track: list[int], tokens: Sequence[int]) -> None:
         track[0] += len(tokens)
+
+    def forget(self) -> None:
+        """The requests are over; those that follow are read anew."""
+        self._read.clear()
 
     def close(self, track: list[int], *, learn: bool) -> None: ...
 
@@ -93,6 +117,8 @@ def play(
     believed: CostTable | None = None,
     noise: float = 0.0,
     draft_s: float = 0.0,
+    prompt: int = 0,
+    read_s: float = 0.0,
 ) -> Played:
     """Decode answers one after another, each by `batch` streams of their own at once, until the first of them is done.
 
@@ -103,7 +129,7 @@ def play(
     total, plain = 0.0, 0.0
     lengths: list[int] = []
     good: list[bool] = []
-    drafter = PaperDrafter(good, says, clock=clock, draft_s=draft_s)
+    drafter = PaperDrafter(good, says, clock=clock, draft_s=draft_s, prompt=prompt, read_s=read_s)
     control = SpeculationControl(policy, drafter, costs=CostModel(believed or costs), max_tokens=64 * batch, clock=clock)
     at, each = 0, tokens + 64
     for _ in range(requests):
@@ -125,6 +151,7 @@ def play(
             lengths += map(len, drafts)
         for track in tracks:
             control.close(track, learn=True)
+        drafter.forget()
         plain += sum(done) / batch * costs.seconds(batch, batch)
         at += tokens
     stats = control.stats()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.markov import MarkovRuntime, random_logits
-from tests.engine.simulate import FLAT, GREEDY, STEEP, Clock, PaperDrafter, table
+from tests.engine.simulate import FLAT, GREEDY, STEEP, Clock, PaperDrafter, play, table
 
 from cachespec.engine.control import ANCHOR_EVERY, Outcome, SpeculationControl
 from cachespec.engine.costs import ANCHORS, CalibrationStore, CostModel, cache_folder, calibrate
@@ -302,6 +302,21 @@ def test_a_draft_model_is_timed_and_probed() -> None:
     assert stats.sources["paper"].draft_s == pytest.approx(drafter.drafted_s)
     assert stats.probe_s <= 0.005 * stats.seconds * 1.02
     assert stats.sources["paper"].acceptance == 0.0
+
+
+def test_reading_the_prompt_is_no_part_of_drafting() -> None:
+    """A draft model of a twentieth of the target reads a prompt for as long as fifty plain steps. Over a long answer that pays,
+    and it goes on drafting; over a short one it does not begin."""
+    each = table(FLAT).seconds(1, 1)
+    long = play(Goodput(), table(FLAT), lambda at: 0.9, tokens=600, requests=4, draft_s=each / 20, prompt=500, read_s=each / 10)
+    assert long.plain / long.seconds > 2.0
+    assert sum(n > 0 for n in long.lengths) > 0.9 * len(long.lengths)
+    short = play(
+        Goodput(), table(FLAT), lambda at: 0.9, tokens=24, requests=60, draft_s=each / 20, prompt=500, read_s=each / 10
+    )
+    assert short.plain / short.seconds > 0.98
+    # What nobody has seen is taken to be read as fast as the target reads, so it is not the first request that pays.
+    assert short.lengths[:24] == [0] * 24
 
 
 def test_forecasts_say_what_is_known() -> None:
