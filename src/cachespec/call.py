@@ -377,7 +377,7 @@ class ClientCall:
         if cost.amount is None:
             notes.append(f"the price of {held.backend.model} on {held.backend.name} is not known")
         parsed, problem = None, None
-        if finished is not None and finished.reason == "stop":
+        if finished is not None and finished.reason != "tool_calls":  # cut short it may be whole, and seldom is
             parsed, problem = parse_answer(self._asked.request, message.text)
         if problem is not None:
             notes.append(problem)

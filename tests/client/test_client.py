@@ -228,12 +228,14 @@ async def test_a_completion_is_appendable_as_it_is() -> None:
 
 @pytest.mark.anyio
 async def test_structured_answers_are_parsed_or_told() -> None:
-    backend = ScriptedBackend([say('{"a":', " 1}"), say("no json")])
+    backend = ScriptedBackend([say('{"a":', " 1}"), say("no json"), say('{"a":', reason="length")])
     async with Client(backends={"scripted": backend}) as client:
         assert (await client.complete("Hi", response_format="json")).parsed == {"a": 1}
-        done = await client.complete("Hi", response_format="json")
-        assert done.parsed is None
-        assert any("does not parse" in w for w in done.warnings)
+        for _ in range(2):
+            done = await client.complete("Hi", response_format="json")
+            assert done.parsed is None
+            assert any("does not parse" in w for w in done.warnings)
+        assert done.finish_reason == "length"
 
 
 class FullDisk(MemoryLedger):
