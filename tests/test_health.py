@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cachespec.errors import (
@@ -14,14 +16,17 @@ from cachespec.errors import (
     ServerError,
     StreamInterruptedError,
 )
-from cachespec.health import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, Health
+from cachespec.health import FAILURES, FIRST_PAUSE_S, LONGEST_ASKED_S, LONGEST_PAUSE_S, Health
 
 NOW = 1_800_000_000.0
 
 
 def fail(health: Health, error: Exception, now: float = NOW) -> None:
-    health.started("a", now)
-    health.failed("a", error, now)
+    health.failed(health.started("a", now), error, now)
+
+
+def answer(health: Health, now: float = NOW) -> None:
+    health.answered(health.started("a", now))
 
 
 def test_failures_in_a_row_open_it_and_an_answer_closes_it() -> None:
@@ -35,8 +40,7 @@ def test_failures_in_a_row_open_it_and_an_answer_closes_it() -> None:
     assert health.refusal("b", NOW) is None
     later = NOW + FIRST_PAUSE_S
     assert health.refusal("a", later) is None
-    health.started("a", later)
-    health.answered("a")
+    answer(health, later)
     assert health.refusal("a", later) is None
     fail(health, ServerError("500"), later)
     assert health.refusal("a", later) is None  # it counts from the start again
@@ -47,8 +51,7 @@ def test_answers_between_failures_keep_it_closed() -> None:
     for _ in range(10):
         fail(health, OverloadedError("529"))
         fail(health, OverloadedError("529"))
-        health.started("a", NOW)
-        health.answered("a")
+        answer(health)
     assert health.refusal("a", NOW) is None
 
 
@@ -61,9 +64,9 @@ def test_after_the_pause_one_request_tries_it_and_the_pause_doubles() -> None:
         while health.refusal("a", now) is not None:
             now += 0.5
         pauses.append(now - begun)
-        health.started("a", now)
+        probe = health.started("a", now)
         assert "trying it now" in (health.refusal("a", now) or "")
-        health.failed("a", ServerError("500"), now)
+        health.failed(probe, ServerError("500"), now)
     assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert pauses[-1] == LONGEST_PAUSE_S
 
@@ -98,30 +101,86 @@ def test_a_probe_that_was_left_leaves_room_for_the_next() -> None:
     for _ in range(FAILURES):
         fail(health, StreamInterruptedError("cut"))
     later = NOW + FIRST_PAUSE_S
-    health.started("a", later)
+    probe, beside = health.started("a", later), health.started("a", later)
+    health.left(beside)  # asked although a probe was under way: not the probe
     assert health.refusal("a", later) is not None
-    health.left("a")
+    health.left(probe)
     assert health.refusal("a", later) is None
 
 
 def test_load_counts_what_is_under_way() -> None:
     health = Health()
-    for _ in range(3):
-        health.started("a", NOW)
+    first, second, third = (health.started("a", NOW) for _ in range(3))
     assert health.load("a") == 3
-    health.answered("a")
-    health.left("a")
-    health.failed("a", ServerError("500"), NOW)
-    health.left("a")
+    health.answered(first)
+    health.left(second)
+    assert health.load("a") == 1
+    health.failed(third, ServerError("500"), NOW)
     assert health.load("a") == 0
+
+
+def test_one_fault_opens_it_once_however_many_requests_were_under_way() -> None:
+    health = Health()
+    trials = [health.started("a", NOW) for _ in range(20)]
+    for i, trial in enumerate(trials[:-2]):
+        health.failed(trial, ConnectionFailedError("blip"), NOW + i / 100)
+    assert health.refusal("a", NOW + 1) == "ConnectionFailedError after 1 failure in a row; tried again in 4 s"
+    later = NOW + FIRST_PAUSE_S
+    assert health.refusal("a", later) is None
+    probe = health.started("a", later)
+    health.failed(trials[-2], ConnectionFailedError("blip"), later)  # it began before the breaker opened: the same fault
+    assert "trying it now" in (health.refusal("a", later) or "")
+    health.answered(probe)
+    health.failed(trials[-1], ConnectionFailedError("blip"), later + 1)
+    assert health.refusal("a", later + 1) is None
+
+
+def test_an_answer_from_before_it_opened_does_not_close_it() -> None:
+    health = Health()
+    early = health.started("a", NOW)
+    fail(health, RateLimitError("429", retry_after=90.0))
+    health.answered(early)
+    assert health.refusal("a", NOW + 1) is not None
+    answer(health, NOW + 1)  # one that was sent although it was open does
+    assert health.refusal("a", NOW + 1) is None
+
+
+def test_requests_sent_although_it_is_open_do_not_prolong_its_pause() -> None:
+    """Where all are ill all are asked: their failures say what is known already."""
+    health = Health()
+    fail(health, ConnectionFailedError("refused"))
+    for i in range(20):
+        fail(health, ConnectionFailedError("refused"), NOW + i / 10)
+    assert health.refusal("a", NOW + FIRST_PAUSE_S) is None
+    fail(health, ConnectionFailedError("refused"), NOW + FIRST_PAUSE_S)
+    again = NOW + FIRST_PAUSE_S
+    assert health.refusal("a", again + 2 * FIRST_PAUSE_S - 0.1) is not None
+    assert health.refusal("a", again + 2 * FIRST_PAUSE_S) is None
+    fail(health, RateLimitError("429", retry_after=60.0), again + 1)  # but what the server asks for is heard
+    assert health.refusal("a", again + 60) is not None
+
+
+@pytest.mark.parametrize("asked", [1.7e9, 1e300, float("inf")])
+def test_nobody_is_taken_out_for_longer_than_an_hour_at_a_time(asked: float) -> None:
+    health = Health()
+    fail(health, RateLimitError("429", retry_after=asked))
+    assert health.refusal("a", NOW + LONGEST_ASKED_S - 1) is not None
+    assert health.refusal("a", NOW + LONGEST_ASKED_S) is None
+
+
+@pytest.mark.parametrize("asked", [float("nan"), "soon"])
+def test_a_pause_that_is_no_number_is_none(asked: Any) -> None:
+    health = Health()
+    fail(health, RateLimitError("429", retry_after=asked))
+    assert health.refusal("a", NOW) is None
 
 
 def test_a_clock_that_is_set_back_keeps_nobody_out() -> None:
     health = Health()
-    health.failed("a", ConnectionFailedError("refused", backend="a"), 100_000.0)
+    fail(health, ConnectionFailedError("refused", backend="a"), 100_000.0)
     assert health.refusal("a", 100_001.0) is not None
     assert health.refusal("a", 10_000.0) is None
-    health.started("a", 10_000.0)
+    probe = health.started("a", 10_000.0)
     assert health.refusal("a", 10_001.0) is not None  # that one is the probe
-    health.answered("a")
+    health.answered(probe)
     assert health.refusal("a", 10_002.0) is None

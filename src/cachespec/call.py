@@ -27,6 +27,7 @@ from cachespec.events import Completion, Retrying
 from cachespec.fanout import LONGEST_S
 from cachespec.finishing import to_the_end
 from cachespec.generations import Generation
+from cachespec.health import Trial
 from cachespec.keepalive import KeepAlives
 from cachespec.learned import Answer, Learned
 from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
@@ -54,6 +55,7 @@ class _Open:
     offer: Offer
     reservation: str
     assembly: Assembly
+    trial: Trial
     load: int
     own: Latency | None
     sent: Sent | None = None
@@ -129,13 +131,17 @@ class ClientCall:
         offer = decision.candidates[0]
         backend = self._backends[decision.chosen]
         self._choose = decision.chosen
-        reservation = await self._ledger.reserve(self._hold(offer, left_s))
         health = self._learned.health
+        load, trial = health.load(backend.name), health.started(backend.name, asked.now)
+        try:
+            reservation = await self._ledger.reserve(self._hold(offer, left_s))
+        except BaseException:
+            health.left(trial)
+            raise
         assembly = Assembly(provider=backend.provider, model=backend.model, begun=self._began)
-        held = _Open(backend, offer, reservation, assembly, load=health.load(backend.name), own=verdict.own)
+        held = _Open(backend, offer, reservation, assembly, trial, load=load, own=verdict.own)
         self._open = held
         held.own = self._decider.own_now(verdict)
-        health.started(backend.name, asked.now)
         held.sent = self._caching.sent(verdict.planned, self._clock.time())
         self._keepalives.used(verdict.planned)
         held.attempt = await backend.open(verdict.request, decision.plan, timeout=left_s)
@@ -154,9 +160,10 @@ class ClientCall:
         waited = False
         while verdict.planned is not None and (lead := self._caching.ahead(verdict.planned)) is not None:
             waited = True
-            if not await lead.begun(at_most_s=most - (anyio.current_time() - begin)):
+            begun = await lead.begun(at_most_s=most - (anyio.current_time() - begin))
+            verdict = self._decide()  # also after waiting in vain: others were decided meanwhile
+            if not begun:
                 break
-            verdict = self._decide()
         if waited and verdict.decision.plan is not None:
             text = f"waited {(anyio.current_time() - begin) * 1000:.0f} ms for another request to write the same cold prefix"
             plan = verdict.decision.plan
@@ -229,7 +236,7 @@ class ClientCall:
 
     async def _give_back(self, held: _Open, error: CachespecError) -> None:
         """A failed attempt costs nothing, unless the vendor counted, or may have worked before it was cut."""
-        self._learned.health.failed(held.backend.name, error, self._clock.time())
+        self._learned.health.failed(held.trial, error, self._clock.time())
         accepted = held.attempt is not None
         if held.assembly.usage is not None or isinstance(error, _MAYBE_BILLED if accepted else RequestTimeoutError):
             await self._book(held, "failed", ttft_ms=None, total_ms=(anyio.current_time() - held.since) * 1000)
@@ -264,11 +271,11 @@ class ClientCall:
         """What an answer says of its backend: that it is there, and how long it takes."""
         learned, name, now = self._learned, held.backend.name, self._clock.time()
         if outcome == "failed":
-            learned.health.failed(name, StreamInterruptedError("cut", backend=name), now)
+            learned.health.failed(held.trial, StreamInterruptedError("cut", backend=name), now)
         elif outcome != "completed":
-            learned.health.left(name)
+            learned.health.left(held.trial)
         else:
-            learned.health.answered(name)
+            learned.health.answered(held.trial)
             earlier = (held.since - self._begun_at) * 1000  # what other attempts took is not this one's doing
             answer = Answer(
                 ask=self._asked.ask,
@@ -281,6 +288,8 @@ class ClientCall:
                 load=held.load,
                 ttft_ms=None if ttft_ms is None else max(ttft_ms - earlier, 0.0),
                 total_ms=max(total_ms - earlier, 0.0),
+                most_input=held.offer.tokens.worst_input,
+                most_output=held.offer.tokens.output_max,
             )
             learned.answered(answer, now=now)
 
