@@ -210,7 +210,8 @@ class Decider:
             offers = [out(o, error) if o.backend == name and name != choose else o for o in offers]
         limits = limits_of(asked.budgets)
         budgets = self._ledger.snapshot(limits) if limits else ()
-        offers = self._healthy(moved(downgraded(offers, asked.budgets, budgets), asked.ask), asked.ask, choose)
+        offers = self._healthy(offers, asked.ask, choose)  # before budgets look for a cheap one: it has to be one that answers
+        offers = moved(downgraded(offers, asked.budgets, budgets), asked.ask)
         eligible = [o for o in offers if o.eligible]
         ranked = list(stay(asked.ask, self._rank(asked.ask, eligible))) if eligible else []
         if choose is not None:
