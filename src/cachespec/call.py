@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
@@ -150,9 +150,20 @@ class ClientCall:
 
     def _decide(self) -> Verdict:
         """Decide on what is known now."""
-        self._asked = replace(self._asked, ask=replace(self._asked.ask, now=self._clock.time()))
+        self._renew()
         self._verdict = self._decider.decide(self._asked, failed=self._failed, choose=self._choose)
         return self._verdict
+
+    def _renew(self) -> None:
+        self._asked = replace(self._asked, ask=replace(self._asked.ask, now=self._clock.time()))
+
+    def _left(self) -> list[str]:
+        """Who may be asked now, in the order of a decision without those that failed; among them those that failed and may be
+        asked again. Whom they kept out (a budget's cheaper choice, or somebody well where another is ill) is in again."""
+        self._renew()
+        verdict = self._decider.decide(self._asked, failed=self._failed)
+        only_failed = {name for name, error in self._failed.items() if verdict.errors.get(name) is error}
+        return [o.backend for o in verdict.decision.candidates if o.eligible or o.backend in only_failed]
 
     async def _in_turn(self, verdict: Verdict, left_s: float | None) -> Verdict:
         """The verdict, after another request that is about to write the same cold prefix has begun to (contract P5)."""
@@ -217,22 +228,26 @@ class ClientCall:
         if held is not None:
             await self._give_back(held, error)
         if self._verdict is None or self._verdict.decision.chosen is None:
+            self._tell_earlier(error, self._failures)
             return None
         failure = Failure(backend=name, error=error, at=anyio.current_time() - self._begun_at)
         self._failures.append(failure)
         self._failed[name] = error
-        order = [o.backend for o in self._verdict.decision.candidates if o.eligible or o.backend in self._failed]
-        plan = next_attempt(self._now.config.retries, self._failures, order, left_s=left_s)
+        plan = next_attempt(self._now.config.retries, self._failures, self._left(), left_s=left_s)
         delay = 0.0 if plan is None else plan.delay_s
         following = None if plan is None else plan.backend
         number = len(self._failures)
         self._telemetry.tell(AttemptFailed(attempt=number, backend=name, error=error, next_backend=following, delay_s=delay))
         if plan is None:
-            for earlier in self._failures[:-1]:
-                error.add_note(f"earlier: {earlier.backend}: {type(earlier.error).__name__}: {earlier.error}")
+            self._tell_earlier(error, self._failures[:-1])
             return None
         self._choose = plan.backend
         return Retrying(attempt=number, backend=name, error=error, next_backend=plan.backend, delay_s=delay)
+
+    @staticmethod
+    def _tell_earlier(error: CachespecError, failures: Sequence[Failure]) -> None:
+        for earlier in failures:
+            error.add_note(f"earlier: {earlier.backend}: {type(earlier.error).__name__}: {earlier.error}")
 
     async def _give_back(self, held: _Open, error: CachespecError) -> None:
         """A failed attempt costs nothing, unless the vendor counted, or may have worked before it was cut."""

@@ -8,11 +8,19 @@ import anyio
 import pytest
 
 from cachespec.client import Client
-from cachespec.errors import ConnectionFailedError
+from cachespec.errors import (
+    AuthenticationError,
+    BackendError,
+    ConnectionFailedError,
+    OverloadedError,
+    RateLimitError,
+    RequestTimeoutError,
+    ServerError,
+)
 from cachespec.ledger.base import Hold
 from cachespec.ledger.memory import MemoryLedger
 from cachespec.pricing import hosted_rates
-from cachespec.testing import FakeClock, ScriptedBackend
+from cachespec.testing import FakeClock, Reply, ScriptedBackend, say
 
 pytestmark = pytest.mark.anyio
 
@@ -83,3 +91,74 @@ async def test_a_probe_that_was_decided_and_not_sent_leaves_room_for_the_next() 
         assert scope.cancelled_caught
         assert ill.asked == 1
         assert (await client.complete("Hi")).backend == "ill"
+
+
+def refusing(error: BackendError) -> Reply:
+    return Reply(refuse=error)
+
+
+DOWNGRADE: dict[str, Any] = {"budgets": [{"scope": "overall", "limit": "0.0000001", "mode": "downgrade"}]}
+
+
+@pytest.mark.parametrize("error", [ServerError("500"), RequestTimeoutError("hangs"), AuthenticationError("401")])
+async def test_a_budget_that_downgrades_does_not_keep_a_request_with_a_cheap_backend_that_fails(error: BackendError) -> None:
+    cheap, dear, dearer = backend("cheap", refusing(error)), backend("dear", price="50"), backend("dearer", price="90")
+    async with client_of(cheap, dearer, dear, policies=DOWNGRADE) as client:
+        done = await client.complete("Hi")
+        assert done.backend == "dear"  # the cheapest of those that are left
+        reasons = {o.backend: [r.code for r in o.reasons] for o in done.decision.candidates}
+        assert reasons["cheap"][-1] == "unhealthy"
+        assert reasons["dearer"][-1] == "budget"
+        assert (len(cheap.requests), len(dear.requests), len(dearer.requests)) == (1, 1, 0)
+        for _ in range(3):
+            await client.complete("Hi")
+        asked = len(cheap.requests)
+        assert client.plan("Hi").chosen == "dear"  # its breaker is open: nobody waits for it, budget or not
+        assert (await client.complete("Hi")).backend == "dear"
+        assert len(cheap.requests) == asked
+
+
+class Switched(ScriptedBackend):
+    """Answers, or fails with `error` while it is set."""
+
+    error: BackendError | None = None
+    asked = 0
+
+    async def open(self, request, plan, *, timeout):  # type: ignore[no-untyped-def]
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return await super().open(request, plan, timeout=timeout)
+
+
+@pytest.mark.parametrize("error", [ConnectionFailedError("refused"), AuthenticationError("401"), RateLimitError("429")])
+async def test_one_whose_breaker_is_open_is_asked_when_all_others_failed(error: BackendError) -> None:
+    first, second = backend("first", kind=Switched), backend("second", price="5", kind=Switched)
+    clock = FakeClock()
+    async with client_of(first, second, clock=clock) as client:
+        first.error = ConnectionFailedError("refused")
+        assert (await client.complete("Hi")).backend == "second"
+        first.error, second.error = None, error
+        clock.advance(1)  # the breaker of the first is open for 4 s more
+        done = await client.complete("Hi")
+        assert done.backend == "first"
+        assert second.asked == 2
+        assert clock.sleeps == []
+
+
+async def test_the_ones_that_failed_are_asked_again_when_nobody_else_is_left() -> None:
+    busy = OverloadedError("529")
+    first, second = backend("first", [refusing(busy), say("ok")]), backend("second", refusing(busy), price="5")
+    async with client_of(first, second, policies=DOWNGRADE) as client:
+        assert (await client.complete("Hi")).backend == "first"
+    assert (len(first.requests), len(second.requests)) == (2, 1)
+
+
+async def test_a_pinned_backend_alone_is_not_left_for_another() -> None:
+    first, second = backend("first", refusing(ServerError("500"))), backend("second")
+    policies = {"routing": {"use": "pinned", "backend": "first", "only": True}}
+    async with client_of(first, second, policies=policies) as client:
+        with pytest.raises(ServerError) as caught:
+            await client.complete("Hi")
+    assert len(caught.value.__notes__) == 3
+    assert not second.requests
