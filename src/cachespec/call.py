@@ -18,6 +18,7 @@ from cachespec.clock import Clock
 from cachespec.decide import Asked, Verdict, route_error
 from cachespec.decision import Decision, Latency, Offer, Reason
 from cachespec.errors import (
+    BudgetExceededError,
     CachespecError,
     ConnectionFailedError,
     RequestTimeoutError,
@@ -38,7 +39,7 @@ from cachespec.quotes import cut_usage, estimated_cost
 from cachespec.stream import Outcome
 from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
 from cachespec.tokens import Sizes, sizes_of
-from cachespec.usage import Cost, Usage, exact, money_text
+from cachespec.usage import EXACT, Cost, Usage, exact, money_text
 
 LEASE_MARGIN_S = 60.0
 """A lease outlives its request's deadline by this much, so that a slow settlement still finds its reservation."""
@@ -157,13 +158,17 @@ class ClientCall:
     def _renew(self) -> None:
         self._asked = replace(self._asked, ask=replace(self._asked.ask, now=self._clock.time()))
 
-    def _left(self) -> list[str]:
+    def _left(self) -> tuple[list[str], list[str]]:
         """Who may be asked now, in the order of a decision without those that failed; among them those that failed and may be
-        asked again. Whom they kept out (a budget's cheaper choice, or somebody well where another is ill) is in again."""
+        asked again. Whom they kept out (a budget's cheaper choice, or somebody well where another is ill) is in again.
+        Then, in words, whom a hard budget keeps out."""
         self._renew()
         verdict = self._decider.decide(self._asked, failed=self._failed)
-        only_failed = {name for name, error in self._failed.items() if verdict.errors.get(name) is error}
-        return [o.backend for o in verdict.decision.candidates if o.eligible or o.backend in only_failed]
+        errors = verdict.errors
+        only_failed = {name for name, error in self._failed.items() if errors.get(name) is error}
+        able = [o.backend for o in verdict.decision.candidates if o.eligible or o.backend in only_failed]
+        barred = {n: e for n, e in errors.items() if isinstance(e, BudgetExceededError) and n not in only_failed}
+        return able, [f"not asked: {name}: {error}" for name, error in barred.items()]
 
     async def _in_turn(self, verdict: Verdict, left_s: float | None) -> Verdict:
         """The verdict, after another request that is about to write the same cold prefix has begun to (contract P5)."""
@@ -210,7 +215,7 @@ class ClientCall:
         """A soft budget lets pass, and says so when what this request may cost at most does not fit under it."""
         zero = Decimal(0)
         states = () if alone else self._ledger.snapshot([limit])
-        spent, reserved = (states[0].spent, states[0].reserved) if states else (zero, zero)
+        spent, reserved = (states[0].spent, states[0].reserved) if states else (self._asked.spent, zero)
         with exact():
             fits = spent + reserved + worst <= limit.limit
         if fits:
@@ -233,13 +238,16 @@ class ClientCall:
         failure = Failure(backend=name, error=error, at=anyio.current_time() - self._begun_at)
         self._failures.append(failure)
         self._failed[name] = error
-        plan = next_attempt(self._now.config.retries, self._failures, self._left(), left_s=left_s)
+        able, barred = self._left()
+        plan = next_attempt(self._now.config.retries, self._failures, able, left_s=left_s)
         delay = 0.0 if plan is None else plan.delay_s
         following = None if plan is None else plan.backend
         number = len(self._failures)
         self._telemetry.tell(AttemptFailed(attempt=number, backend=name, error=error, next_backend=following, delay_s=delay))
         if plan is None:
             self._tell_earlier(error, self._failures[:-1])
+            for note in barred:
+                error.add_note(note)
             return None
         self._choose = plan.backend
         return Retrying(attempt=number, backend=name, error=error, next_backend=plan.backend, delay_s=delay)
@@ -333,6 +341,8 @@ class ClientCall:
     async def _book(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
         usage, cost = self._spent(held)
         self._cost = cost
+        if cost.amount is not None:
+            self._asked = replace(self._asked, spent=EXACT.add(self._asked.spent, cost.amount))
         finished = held.assembly.finished
         self._learn(held, outcome if finished is None else finished.reason)
         ask, started = self._asked.ask, held.assembly.started

@@ -10,6 +10,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from hashlib import blake2b
 from random import random
 from time import perf_counter
@@ -74,7 +75,7 @@ class Asked:
     """A request made ready once: its alias, its candidates, its prompt, and the budgets it falls under.
 
     `changed` says which parameters of its session, that are part of what is cached, it changes; `previous_response` is the
-    vendor's id of the session's last answer.
+    vendor's id of the session's last answer; `spent` is what earlier attempts of this request were booked with, in USD.
     """
 
     request: Request
@@ -84,6 +85,7 @@ class Asked:
     budgets: tuple[Applied, ...]
     changed: tuple[str, ...] = ()
     previous_response: str | None = None
+    spent: Decimal = Decimal(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +213,7 @@ class Decider:
         limits = limits_of(asked.budgets)
         budgets = self._ledger.snapshot(limits) if limits else ()
         offers = self._healthy(offers, asked.ask, choose)  # before budgets look for a cheap one: it has to be one that answers
-        offers = moved(downgraded(offers, asked.budgets, budgets), asked.ask)
+        offers = moved(downgraded(offers, asked.budgets, budgets, asked.spent), asked.ask)
         eligible = [o for o in offers if o.eligible]
         ranked = list(stay(asked.ask, self._rank(asked.ask, eligible))) if eligible else []
         if choose is not None:
@@ -356,7 +358,7 @@ class Decider:
             outlook=outlook,
             kept=_KEPT if capabilities.local else planned.lifetimes,
         )
-        over = over_budget(backend, asked.budgets, priced, estimate.unbounded)
+        over = over_budget(backend, asked.budgets, priced, estimate.unbounded, asked.spent)
         if over is not None:
             reasons.append(over[0])
             errors[name] = over[1]

@@ -14,7 +14,7 @@ from cachespec.decision import Ask, Belief, BudgetState, Decision, Latency, Offe
 from cachespec.errors import BudgetExceededError, CachespecError, PriceUnknownError
 from cachespec.ledger.base import Limit
 from cachespec.policies.budgets import Applied
-from cachespec.usage import money_text
+from cachespec.usage import EXACT, money_text
 
 _NOTHING = TokenEstimate(input=None, cache_read=None, cache_write=None, uncached=None, output_expected=None, output_max=None)
 
@@ -74,10 +74,10 @@ def limits_of(budgets: Sequence[Applied]) -> list[Limit]:
 
 
 def over_budget(
-    backend: Backend, budgets: Sequence[Applied], priced: Quote | None, unbounded: Sequence[str]
+    backend: Backend, budgets: Sequence[Applied], priced: Quote | None, unbounded: Sequence[str], spent: Decimal
 ) -> tuple[Reason, CachespecError] | None:
-    """Why a hard budget keeps this candidate out whatever was spent: there is no bound on its price, or it is over that of a
-    single request."""
+    """Why a hard budget keeps this candidate out whatever others spend: there is no bound on its price, or with what the
+    request `spent` before it is over that of a single one."""
     hard = [b for b in budgets if b.rule.mode == "hard"]
     if not hard:
         return None
@@ -91,8 +91,8 @@ def over_budget(
             detail = f"the hard budget {scope} needs a bound on what this may cost, and there is none ({why})"
         return Reason("price_unknown", detail), PriceUnknownError(f"{backend.name}: {detail}")
     for budget in hard:
-        if budget.rule.scope == "request" and worst > budget.limit.limit:
-            error = _exceeded(budget.limit, Decimal(0), Decimal(0), worst)
+        if budget.rule.scope == "request" and EXACT.add(spent, worst) > budget.limit.limit:
+            error = _exceeded(budget.limit, spent, Decimal(0), worst)
             return refusal(error), error
     return None
 
@@ -108,13 +108,15 @@ def _exceeded(limit: Limit, spent: Decimal, reserved: Decimal, requested: Decima
     )
 
 
-def downgraded(offers: list[Offer], budgets: Sequence[Applied], states: Sequence[BudgetState]) -> list[Offer]:
+def downgraded(
+    offers: list[Offer], budgets: Sequence[Applied], states: Sequence[BudgetState], spent: Decimal
+) -> list[Offer]:
     """Where the worst case does not fit a budget that downgrades, only the cheapest offer, and those that fit, are left."""
     rules = [b for b in budgets if b.rule.mode == "downgrade"]
     known = dict(zip(limits_of(budgets), states, strict=False))  # not by scope: a hard limit may watch the same one
     for budget in rules:
         state = known.get(budget.limit)
-        left = budget.limit.limit if state is None else state.limit - state.spent - state.reserved
+        left = budget.limit.limit - spent if state is None else state.limit - state.spent - state.reserved
         priced = [(o.quote.expected, o.backend) for o in offers if o.eligible and o.quote and o.quote.expected is not None]
         cheapest = min(priced, key=lambda pair: pair[0])[1] if priced else None
         for i, offer in enumerate(offers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import anyio
@@ -16,11 +17,14 @@ from cachespec.errors import (
     RateLimitError,
     RequestTimeoutError,
     ServerError,
+    StreamInterruptedError,
 )
+from cachespec.events import ResponseStarted, UsageReported
 from cachespec.ledger.base import Hold
 from cachespec.ledger.memory import MemoryLedger
 from cachespec.pricing import hosted_rates
 from cachespec.testing import FakeClock, Reply, ScriptedBackend, say
+from cachespec.usage import Usage
 
 pytestmark = pytest.mark.anyio
 
@@ -162,3 +166,48 @@ async def test_a_pinned_backend_alone_is_not_left_for_another() -> None:
             await client.complete("Hi")
     assert len(caught.value.__notes__) == 3
     assert not second.requests
+
+
+COUNTED = Usage(uncached=900, cache_read=0, cache_write={}, output=0)
+
+
+def cut_before_content(usage: Usage = COUNTED) -> Reply:
+    """Accepted and counted, then cut before anything was said."""
+    begin = (ResponseStarted(request_id="r", model=None), UsageReported(usage))
+    return Reply(batches=(begin,), fail=StreamInterruptedError("cut"))
+
+
+def of_one_request(limit: str, mode: str = "hard") -> dict[str, Any]:
+    return {"budgets": [{"scope": "request", "limit": limit, "mode": mode}]}
+
+
+@pytest.mark.parametrize(("limit", "asked"), [("1.00", 1), ("1.85", 2), ("2.80", 3)])
+async def test_what_earlier_attempts_were_booked_with_counts_against_the_budget_of_their_request(limit: str, asked: int) -> None:
+    """Each attempt is booked with 0.90 USD and may cost about 0.91."""
+    backends = [backend(name, cut_before_content(), price="1000") for name in ("a", "b", "c")]
+    async with client_of(*backends, policies=of_one_request(limit)) as client:
+        with pytest.raises(StreamInterruptedError) as caught:
+            await client.complete("x" * 880, max_output_tokens=5)
+        assert sum(len(b.requests) for b in backends) == asked
+        spent = (await client.ledger.totals()).amount
+        assert spent == Decimal("0.9") * asked <= Decimal(limit)
+        told = [n for n in caught.value.__notes__ if n.startswith("not asked: ")]
+        assert len(told) == 3
+        assert all(f"limit {limit} USD, spent {spent:f}, " in note for note in told)
+
+
+async def test_a_soft_budget_of_a_request_tells_what_its_attempts_cost_together() -> None:
+    first, second = backend("a", cut_before_content(), price="1000"), backend("b", say("ok", usage=COUNTED), price="1000")
+    async with client_of(first, second, policies=of_one_request("1.00", "soft")) as client:
+        done = await client.complete("x" * 880, max_output_tokens=5)
+    assert any("0.9 spent" in warning for warning in done.warnings)
+
+
+async def test_a_budget_of_a_request_that_downgrades_leaves_what_is_left_of_it_to_the_cheapest() -> None:
+    first = backend("first", cut_before_content(), price="1000")
+    dear, cheap = backend("dear", price="1000"), backend("cheap", price="1")
+    routing = {"routing": {"use": "pinned", "backend": "first"}}
+    async with client_of(first, dear, cheap, policies=routing | of_one_request("1.00", "downgrade")) as client:
+        done = await client.complete("x" * 880, max_output_tokens=5)
+    assert done.backend == "cheap"
+    assert not dear.requests
