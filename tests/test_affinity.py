@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from cachespec.affinity import Sessions
@@ -66,3 +67,73 @@ def test_the_longest_unused_session_is_forgotten() -> None:
 def test_an_unchanged_request_stays_the_one_it_is() -> None:
     request = ask(reasoning="low")
     assert kept(reasoning="low").resume(request).request is request
+
+
+def results(first: str, *calls: str, session: str | None = None, tenant: str | None = None) -> Request:
+    """What is sent after an answer that called tools: a conversation that began with `first`, and their results."""
+    made = [{"id": call, "type": "function", "function": {"name": "look", "arguments": "{}"}} for call in calls]
+    told = [{"role": "tool", "tool_call_id": call, "content": "seen"} for call in calls]
+    messages: list[Any] = [{"role": "user", "content": first}, {"role": "assistant", "tool_calls": made}, *told]
+    return build_request(messages=messages, session_id=session, tenant=tenant)
+
+
+def called(
+    sessions: Sessions, first: str, backend: str, *calls: str, session: str | None = None, tenant: str | None = None
+) -> None:
+    request = build_request(first, session_id=session, tenant=tenant)
+    sessions.remember(request, backend=backend, model="m", calls=calls)
+
+
+def test_a_tool_call_is_known_by_its_session_whatever_its_id() -> None:
+    sessions = Sessions()
+    called(sessions, "One", "a", "call_0", session="s1")
+    called(sessions, "One", "b", "call_0", session="s2")
+    called(sessions, "One", "c", "call_0", session="s1", tenant="t")
+    for session, tenant, backend in (("s1", None, "a"), ("s2", None, "b"), ("s1", "t", "c")):
+        resumed = sessions.resume(results("One", "call_0", session=session, tenant=tenant))
+        assert (resumed.previous_backend, resumed.tool_loop) == (backend, True)
+    # A history that was cut is still its session's; results of another session's calls are none of it.
+    assert sessions.resume(results("Cut", "call_0", session="s1")).previous_backend == "a"
+    called(sessions, "Two", "d", "call_9", session="s3")
+    other = sessions.resume(results("Two", "call_9", session="s1"))
+    assert (other.previous_backend, other.tool_loop) == ("a", False)
+
+
+def test_without_a_session_a_tool_call_is_known_by_its_conversation() -> None:
+    sessions = Sessions()
+    called(sessions, "One", "a", "call_0", "x")
+    called(sessions, "Two", "b", "call_0", "y")
+    assert [sessions.resume(results(first, "call_0")).previous_backend for first in ("One", "Two")] == ["a", "b"]
+    assert sessions.resume(results("One", "call_0", tenant="t")).tool_loop is False
+    # Where the conversation is not known: an id that only one backend used will do, one that two used will not.
+    assert sessions.resume(results("Cut", "call_0")).previous_backend is None
+    assert sessions.resume(results("Cut", "y")).previous_backend == "b"
+    assert sessions.resume(results("One", "call_0", session="new")).previous_backend == "a"
+
+
+def test_parallel_conversations_of_one_session_are_told_apart() -> None:
+    sessions = Sessions()
+    called(sessions, "One", "a", "call_0", session="s")
+    called(sessions, "Two", "b", "call_0", session="s")
+    assert [sessions.resume(results(first, "call_0", session="s")).previous_backend for first in ("One", "Two")] == ["a", "b"]
+
+
+def test_tenants_share_no_sessions() -> None:
+    sessions = Sessions()
+    extra = {"b": {"betas": ["own"]}}
+    sessions.remember(replace(ask(reasoning="high", extra=extra), tenant="t1"), backend="b", model="m", response_id="r1")
+    for tenant in (None, "t2"):
+        request = replace(ask(), tenant=tenant)
+        resumed = sessions.resume(request)
+        assert (resumed.request, resumed.previous_backend, resumed.previous_response) == (request, None, None)
+    again = sessions.resume(replace(ask(), tenant="t1"))
+    assert (again.previous_backend, again.previous_response, again.request.extra) == ("b", "r1", extra)
+
+
+def test_another_server_under_the_same_name_does_not_know_the_last_answer() -> None:
+    sessions = Sessions()
+    for session, backend in (("s", "a"), ("t", "b")):
+        sessions.remember(ask(session), backend=backend, model="m", response_id=f"r-{session}")
+    sessions.replaced(["a"])
+    assert [sessions.resume(ask(name)).previous_response for name in ("s", "t")] == [None, "r-t"]
+    assert sessions.resume(ask("s")).previous_backend == "a"

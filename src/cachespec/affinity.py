@@ -1,5 +1,9 @@
 """What a client remembers of sessions: the backend that answered last, and the parameters that are part of what is cached.
 
+Each tenant has sessions of its own, whatever they are called. A tool's results go back to who called it: ids of calls are
+unique with some servers and counted from 0 with others, so a call is known by its session and by the conversation it was made
+in, too. What a vendor keeps (a stored answer, a conversation, a container) is known by its id.
+
 Thinking, effort, tool choice, speed and betas enter a vendor's cache key: to change one on the way is to pay for the whole
 prompt again. So what a session has set stays set where a later request says nothing, and a request that says something else
 gets it, and is told (``params_changed``). A tool choice is never carried over: what was asked of one turn must not be asked of
@@ -9,18 +13,25 @@ the next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from hashlib import blake2b
+from typing import Any, TypeVar
 
+from cachespec.backends.base import Backend
 from cachespec.choices import Reasoning, ResponseFormat, ToolChoice
-from cachespec.messages import ToolResultPart
+from cachespec.messages import Message, TextPart, ToolResultPart
 from cachespec.request import Request
 
 MOST = 10_000
 """Sessions remembered; the longest unused one is forgotten first."""
 FROZEN = ("speed", "betas", "thinking", "output_config", "effort", "reasoning", "reasoning_effort", "verbosity", "service_tier")
 """Fields of a vendor's own body (in `Request.extra` and `passthrough`) that are part of what is cached."""
+STATE = ("previous_response_id", "conversation", "thread", "prompt", "container")
+"""Fields of a vendor's own body that may name what the vendor keeps."""
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+_ENOUGH = 1_000  # characters of a message that tell its conversation from others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +53,7 @@ class Resumed:
     """A request with what its session has set, the backend that answered before, and what it changes nevertheless.
 
     `tool_loop`: its newest message holds the results of tools that `previous_backend` called. `previous_response` is the
-    vendor's id of the session's last answer there.
+    vendor's id of the session's last answer there. `holder` keeps what a body that was given names, where that is known.
     """
 
     request: Request
@@ -50,6 +61,14 @@ class Resumed:
     changed: tuple[str, ...] = ()
     tool_loop: bool = False
     previous_response: str | None = None
+    holder: str | None = None
+
+
+def state_of(fields: Mapping[str, Any]) -> dict[str, str]:
+    """What a body's fields name that its vendor keeps: the id, by field. An object without an id is no name of anything."""
+    given = {key: fields[key] for key in STATE if key in fields}
+    ids = {key: value.get("id") if isinstance(value, Mapping) else value for key, value in given.items()}
+    return {key: str(name) for key, name in ids.items() if name and isinstance(name, str | int) and name is not True}
 
 
 class Sessions:
@@ -57,15 +76,20 @@ class Sessions:
 
     def __init__(self, *, most: int = MOST) -> None:
         self._most = most
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
-        self._calls: OrderedDict[str, str] = OrderedDict()  # id of a tool call: the backend that made it
+        self._kept: OrderedDict[tuple[str | None, str], Kept] = OrderedDict()
+        self._calls: OrderedDict[tuple[str | None, str, str | None, bytes | None], str]
+        self._calls = OrderedDict()  # who made a tool call: by tenant, its id, and `_places`
+        self._held: OrderedDict[tuple[str | None, str], str] = OrderedDict()  # who keeps what goes by this id, by tenant
 
     def resume(self, request: Request) -> Resumed:
-        """The request as it goes on in its session. A tool loop needs none: the ids of its calls say who made them."""
-        caller = self._caller(request)
-        kept = None if request.session_id is None else self._kept.get(request.session_id)
+        """The request as it goes on in its session. A tool loop needs none: its calls and their conversation say who made
+        them."""
+        kept = None if request.session_id is None else self._kept.get((request.tenant, request.session_id))
+        caller = self._caller(request, known=kept is not None)
+        ids = [name for fields in request.passthrough.values() for name in state_of(fields).values()]
+        holder = next((held for name in ids if (held := self._held.get((request.tenant, name))) is not None), None)
         if kept is None:
-            return Resumed(request=request, previous_backend=caller, tool_loop=caller is not None)
+            return Resumed(request=request, previous_backend=caller, tool_loop=caller is not None, holder=holder)
         extra, passthrough = _filled(request.extra, kept.extra), _filled(request.passthrough, kept.passthrough)
         reasoning = kept.reasoning if request.reasoning is None else request.reasoning
         changed = [
@@ -86,26 +110,46 @@ class Sessions:
             changed=tuple(changed),
             tool_loop=caller is not None,
             previous_response=kept.response_id if previous == kept.backend else None,
+            holder=holder,
         )
 
-    def _caller(self, request: Request) -> str | None:
-        """The backend whose tool calls are answered by the newest message; None where it answers none that we know."""
-        newest = request.messages[-1].parts if request.messages else ()
-        results = [part for part in newest if isinstance(part, ToolResultPart)]
-        return next((name for part in results if (name := self._calls.get(part.id)) is not None), None)
+    def _caller(self, request: Request, *, known: bool) -> str | None:
+        """The backend whose tool calls are answered by the newest message; None where it answers none that we know.
+
+        `known`: its session is, and then only what was called in it counts.
+        """
+        messages = request.messages
+        newest = messages[-1].parts if messages else ()
+        results = [part.id for part in newest if isinstance(part, ToolResultPart)]
+        if not results:
+            return None
+        asked = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == "assistant"), 0)
+        conversation = _digest(messages[:asked])
+        for surest in _places(request.session_id, conversation, known=known):
+            for call in results:
+                if backend := self._calls.get((request.tenant, call, *surest)):
+                    return backend
+        return None
 
     def remember(
         self, request: Request, *, backend: str, model: str, calls: Iterable[str] = (), response_id: str | None = None
     ) -> None:
         """A request was answered; `calls` are the ids of the tool calls in the answer, `response_id` the vendor's own."""
-        for call in calls:
-            self._calls[call] = backend
-            self._calls.move_to_end(call)
-        while len(self._calls) > self._most:
-            self._calls.popitem(last=False)
+        session, made = request.session_id, list(calls)
+        places = list(_places(session, _digest(request.messages), known=False)) if made else []
+        for call in made:
+            for place in places:
+                key = (request.tenant, call, *place)
+                # Without a session an id that several backends use says nothing by itself.
+                told = place == (None, None) and self._calls.get(key, backend) != backend
+                self._put(self._calls, key, "" if told else backend, most=3 * self._most)
+        given = (*request.passthrough.values(), request.extra.get(backend, {}))
+        named = [name for fields in given for name in state_of(fields).values()]
+        for name in (*named, *(() if response_id is None else (response_id,))):
+            self._put(self._held, (request.tenant, name), backend, most=self._most)
         if request.session_id is None:
             return
-        self._kept[request.session_id] = Kept(
+        kept = Kept(
             backend=backend,
             model=model,
             response_id=response_id,
@@ -115,9 +159,76 @@ class Sessions:
             extra=_frozen(request.extra),
             passthrough=_frozen(request.passthrough),
         )
-        self._kept.move_to_end(request.session_id)
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+        self._put(self._kept, (request.tenant, request.session_id), kept, most=self._most)
+
+    @staticmethod
+    def _put(known: OrderedDict[_K, _V], key: _K, value: _V, *, most: int) -> None:
+        known[key] = value
+        known.move_to_end(key)
+        while len(known) > most:
+            known.popitem(last=False)
+
+    def replaced(self, backends: Iterable[str]) -> None:
+        """What answers by these names is another account, server or model now: it does not know the last answers."""
+        gone = set(backends)
+        for session, kept in self._kept.items():
+            if kept.backend in gone and kept.response_id is not None:
+                self._kept[session] = replace(kept, response_id=None)
+
+
+def named_state(request: Request) -> list[tuple[str, str]]:
+    """What a given body names that its vendor keeps: vendor and field."""
+    return [(vendor, field) for vendor, fields in request.passthrough.items() for field in state_of(fields)]
+
+
+def can_be_told(backend: Backend, vendor: str, field: str) -> bool:
+    """Whether a field of that vendor's body says something to this backend."""
+    keeps = backend.capabilities.keeps
+    return backend.provider == vendor if keeps is None else field in keeps
+
+
+def holder_of(
+    request: Request, backends: Mapping[str, Backend], candidates: Sequence[str], *, seen: str | None, session: str | None
+) -> str | None:
+    """The backend that keeps what this request names: such state never moves (contract D2).
+
+    `extra` says whose it is. A body belongs to its vendor: to the backend that answered by that name before (`seen`), else to
+    the one that answered the `session`, where nobody knows to the vendor's first candidate. None: it names nothing, or nobody
+    can be told it.
+    """
+    own = [name for name, fields in request.extra.items() if state_of(fields)]
+    if own:
+        return next((name for name in own if name in candidates), own[0])
+    state = named_state(request)
+    if not state or seen is not None:
+        return seen if state else None
+    able = [name for name in candidates if all(can_be_told(backends[name], vendor, field) for vendor, field in state)]
+    if session in able:
+        return session
+    # Of several that speak a vendor's protocol, the vendor itself comes first.
+    return min(able, key=lambda name: backends[name].provider not in request.passthrough, default=None)
+
+
+def _places(session: str | None, conversation: bytes, *, known: bool) -> list[tuple[str | None, bytes | None]]:
+    """What tool calls of one id are told apart by, the surest first: session and conversation; the session, whose history may
+    have been cut; the conversation, where the session is not known. Two names for one conversation are one."""
+    places: list[tuple[str | None, bytes | None]] = [(session, conversation), (session, None)]
+    if not known and session is not None:
+        places.append((None, conversation))
+    return places
+
+
+def _digest(messages: Sequence[Message]) -> bytes:
+    """What tells a conversation from others: how long it is, how it begins and how it ends, as far as a glance shows. The
+    whole of it would have to be read anew for every request."""
+    digest = blake2b(b"%d" % len(messages), digest_size=16)
+    for message in (*messages[:1], *messages[-1:]):
+        for part in message.parts:
+            text = part.text if isinstance(part, TextPart) else getattr(part, "id", "")
+            digest.update(
+                f"\0{message.role}\0{type(part).__name__}\0{len(text)}\0{text[:_ENOUGH]}".encode("utf-8", "surrogatepass")
+            )
+    return digest.digest()
 
 
 def _frozen(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

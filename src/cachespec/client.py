@@ -558,6 +558,7 @@ class Client:
             previous_backend=resumed.previous_backend,
             tool_loop=resumed.tool_loop,
             previous_response=resumed.previous_response,
+            holder=resumed.holder,
             changed=resumed.changed,
         )
 

@@ -1,6 +1,6 @@
 """Offers on their way through a decision: what takes one out or back, and the reason that is written on it.
 
-Pure functions of offers, budgets and what the ledger last said of them.
+Pure functions of offers, budgets and what the ledger last said of them; the policy that orders them is somebody else's code.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
+from itertools import islice
 
 from cachespec.backends.base import Backend
 from cachespec.decision import Ask, Belief, BudgetState, Decision, Latency, Offer, Quote, Reason, TokenEstimate
-from cachespec.errors import BudgetExceededError, CachespecError, PriceUnknownError
+from cachespec.errors import BudgetExceededError, CachespecError, ConfigError, PriceUnknownError
 from cachespec.ledger.base import Limit
+from cachespec.policies.base import RoutingPolicy
 from cachespec.policies.budgets import Applied
 from cachespec.usage import EXACT, money_text
 
@@ -68,6 +70,32 @@ def moved(offers: list[Offer], ask: Ask) -> list[Offer]:
     return told
 
 
+def ranked_by(policy: RoutingPolicy, ask: Ask, eligible: Sequence[Offer]) -> list[Offer]:
+    """The policy's order and its reasons. It is somebody else's code: what it does wrong is an error that names it, and all
+    else that it makes of an offer (a price, a bound) is not taken."""
+    where, name = "policies.routing", f"{type(policy).__qualname__}.rank"
+    own = {o.backend: o for o in eligible}
+    try:
+        ranked = list(islice(policy.rank(ask, list(eligible)), len(own) + 1))
+        told = [(o.backend, tuple(o.reasons)) if isinstance(o, Offer) else ("", ()) for o in ranked]
+        names = {backend for backend, _ in told}
+    except Exception as error:
+        raise ConfigError(f"{name} failed: {type(error).__name__}: {error}", key=where) from error
+    if not names <= own.keys() or len(names) < len(told):
+        raise ConfigError(f"{name} must return offers it was given, each at most once", key=where)
+    if not all(isinstance(reason, Reason) for _, reasons in told for reason in reasons):
+        raise ConfigError(f"{name} must give reasons as Reason", key=where)
+    if ask.tool_loop and ask.previous_backend in own and ask.previous_backend not in names:
+        told.append((ask.previous_backend, ()))  # a tool loop's own place is not the policy's to take away
+    return [_with_reasons(own[backend], reasons) for backend, reasons in told]
+
+
+def _with_reasons(offer: Offer, reasons: Sequence[Reason]) -> Offer:
+    """The offer with those of the `reasons` that it does not have."""
+    more = tuple(reason for reason in reasons if reason not in offer.reasons)
+    return replace(offer, reasons=(*offer.reasons, *more)) if more else offer
+
+
 def limits_of(budgets: Sequence[Applied]) -> list[Limit]:
     """What the ledger counts: all but those of a single request."""
     return [b.limit for b in budgets if b.rule.scope != "request"]
@@ -109,9 +137,11 @@ def _exceeded(limit: Limit, spent: Decimal, reserved: Decimal, requested: Decima
 
 
 def downgraded(
-    offers: list[Offer], budgets: Sequence[Applied], states: Sequence[BudgetState], spent: Decimal
+    offers: list[Offer], budgets: Sequence[Applied], states: Sequence[BudgetState], spent: Decimal, ask: Ask
 ) -> list[Offer]:
-    """Where the worst case does not fit a budget that downgrades, only the cheapest offer, and those that fit, are left."""
+    """Where the worst case does not fit a budget that downgrades, only the cheapest offer, and those that fit, are left; and
+    the one that is in the middle of a tool loop, which moves for no budget (contract D2)."""
+    loop = ask.previous_backend if ask.tool_loop else None
     rules = [b for b in budgets if b.rule.mode == "downgrade"]
     known = dict(zip(limits_of(budgets), states, strict=False))  # not by scope: a hard limit may watch the same one
     for budget in rules:
@@ -121,7 +151,8 @@ def downgraded(
         cheapest = min(priced, key=lambda pair: pair[0])[1] if priced else None
         for i, offer in enumerate(offers):
             worst = None if offer.quote is None else offer.quote.worst
-            if offer.eligible and offer.backend != cheapest and cheapest is not None and (worst is None or worst > left):
+            stays = offer.backend in (cheapest, loop)
+            if offer.eligible and not stays and cheapest is not None and (worst is None or worst > left):
                 most = "any sum" if worst is None else f"{money_text(worst)} USD"
                 text = f"may cost {most}, and {budget.limit.scope} has {money_text(max(left, Decimal(0)))} USD left"
                 offers[i] = without(offer, Reason("budget", f"{text}: left to cheaper ones"))

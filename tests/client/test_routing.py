@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from cachespec.client import Client
-from cachespec.decision import REASON_CODES, Decision
-from cachespec.errors import BudgetExceededError, ConnectionFailedError, NoRouteError, OverloadedError, RequestRejectedError
-from cachespec.events import Finished, ResponseStarted, TextDelta, ToolCallDelta, UsageReported
+from cachespec.decision import REASON_CODES, Ask, Decision, Offer, Reason
+from cachespec.errors import (
+    BudgetExceededError,
+    ConfigError,
+    ConnectionFailedError,
+    NoRouteError,
+    OverloadedError,
+    RequestRejectedError,
+)
+from cachespec.events import Completion, Finished, ResponseStarted, TextDelta, ToolCallDelta, UsageReported
 from cachespec.pricing import hosted_rates
 from cachespec.testing import FakeClock, Reply, ScriptedBackend, say
 from cachespec.usage import Usage
@@ -131,6 +141,55 @@ async def test_a_tool_loop_moves_when_its_backend_is_gone() -> None:
         ]
         assert client.plan(messages=history).chosen == "cheap"
         assert (await client.complete(messages=history)).text == "Taken over."
+
+
+def results(done: Completion, *calls: str) -> list[Any]:
+    """The conversation after an answer that called tools, with their results."""
+    told = [{"role": "tool", "tool_call_id": call, "content": "seen" * 400} for call in calls]
+    return [{"role": "user", "content": "Look."}, done.message, *told]
+
+
+@pytest.mark.anyio
+async def test_a_tool_loop_is_its_sessions_whatever_ids_others_use() -> None:
+    rules = [{"when": {"tags": ["dear"]}, "only": ["dear"]}]
+    backends = pair(cheap=calling("call_0"), dear=calling("call_0"))
+    async with Client(backends=backends, models=BOTH, policies={"rules": rules}) as client:
+        first = await client.complete("Look.", session_id="s1")
+        second = await client.complete("Look.", session_id="s2", tags=["dear"])
+        assert (first.backend, second.backend) == ("cheap", "dear")
+        decision = client.plan(messages=results(first, "call_0"), session_id="s1")
+        assert codes(decision, "cheap")[-1] == "tool_loop"
+        assert "tool_loop" not in codes(decision, "dear")
+        assert client.plan(messages=results(second, "call_0"), session_id="s2").chosen == "dear"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("downgrade", [True, False])
+async def test_neither_a_downgrade_nor_a_policy_moves_a_tool_loop(downgrade: bool) -> None:
+    pinned = {
+        "routing": {"use": "pinned", "backend": "dear"},
+        "budgets": [{"scope": "overall", "limit": "0.001", "mode": "downgrade"}],
+    }
+    policies = pinned if downgrade else {"routing": Meddling(lambda offers: offers[:1])}
+    async with Client(backends=pair(dear=calling("c1")), models=BOTH, policies=policies) as client:
+        first = await client.complete("Look.", session_id="s", model="dear")
+        assert (first.backend, client.plan("Hi", session_id="s", model="both").chosen) == ("dear", "cheap")
+        decision = client.plan(messages=results(first, "c1"), session_id="s", model="both")
+        assert decision.chosen == "dear"
+        assert codes(decision, "dear")[-1] == "tool_loop"
+
+
+@pytest.mark.anyio
+async def test_a_session_of_one_tenant_is_none_of_anothers() -> None:
+    rules = [{"when": {"tenant": ["t1"]}, "only": ["dear"]}]
+    policies = {"rules": rules, "routing": {"use": "sticky"}}
+    backends = pair()
+    async with Client(backends=backends, models=BOTH, policies=policies) as client:
+        await client.complete("Hi", session_id="1", tenant="t1", reasoning="high", extra={"dear": {"betas": ["own"]}})
+        done = await client.complete("Hi", session_id="1", tenant="t2")
+        assert done.backend == "cheap"
+        assert backends["cheap"].requests[0][0].reasoning is None
+        assert client.plan("Hi", session_id="1", tenant="t1").chosen == "dear"
 
 
 @pytest.mark.anyio
@@ -291,3 +350,70 @@ async def test_every_report_corrects_the_token_estimate_and_the_error_is_told() 
     assert offer.tokens.error < 0.5
     assert "give or take" in offer.explain()
     assert offer.tokens.to_dict()["error"] == offer.tokens.error
+
+
+class Meddling:
+    """A policy that hands back other offers than it was given."""
+
+    def __init__(self, change: Callable[[list[Offer]], Any]) -> None:
+        self._change = change
+
+    def rank(self, ask: Ask, offers: Sequence[Offer]) -> Sequence[Offer]:
+        assert isinstance(offers, list)
+        return cast("Sequence[Offer]", self._change(offers))
+
+
+def emptied(offers: list[Offer]) -> list[Offer]:
+    offers.clear()
+    return offers
+
+
+def _free(offer: Offer) -> Offer:
+    assert offer.quote is not None
+    return replace(offer, quote=replace(offer.quote, worst=Decimal(0)), reasons=(Reason("pinned", "mine"),))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "change", [_free, lambda o: replace(o, quote=None), lambda o: replace(o, eligible=False, model="other")]
+)
+async def test_a_policy_orders_offers_and_changes_nothing_else_of_them(change: Callable[[Offer], Offer]) -> None:
+    policies = {
+        "routing": Meddling(lambda offers: [change(o) for o in reversed(offers)]),
+        "budgets": [{"scope": "overall", "limit": "0.00001"}],
+    }
+    async with Client(backends=pair(), models=BOTH, policies=policies, max_output_tokens=100) as client:
+        with pytest.raises(BudgetExceededError):
+            await client.complete("Hi")
+        assert (await client.ledger.totals()).amount == 0
+
+
+@pytest.mark.anyio
+async def test_what_a_policy_adds_to_the_reasons_is_kept() -> None:
+    policies = {"routing": Meddling(lambda offers: [_free(o) for o in reversed(offers)])}
+    async with Client(backends=pair(), models=BOTH, policies=policies) as client:
+        decision = client.plan("Hi")
+        assert (decision.chosen, codes(decision, "dear")) == ("dear", ["pinned"])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda offers: (offers.append(replace(offers[0], backend="made-up")), offers)[1],
+        lambda offers: itertools.repeat(offers[0]),
+        lambda offers: [replace(o, reasons=("because",)) for o in offers],
+        lambda offers: [replace(o, backend=["a"]) for o in offers],
+    ],
+)
+async def test_a_policy_that_makes_offers_up_is_named(change: Callable[[list[Offer]], Any]) -> None:
+    async with Client(backends=pair(), models=BOTH, policies={"routing": Meddling(change)}) as client:
+        with pytest.raises(ConfigError, match=r"policies\.routing: Meddling\.rank"):
+            await client.complete("Hi")
+
+
+@pytest.mark.anyio
+async def test_a_policy_that_empties_its_list_has_left_them_out() -> None:
+    async with Client(backends=pair(), models=BOTH, policies={"routing": Meddling(emptied)}) as client:
+        decision = client.plan("Hi")
+        assert [codes(decision, name) for name in ("cheap", "dear")] == [["rule"], ["rule"]]
