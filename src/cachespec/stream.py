@@ -121,7 +121,8 @@ class ResponseStream:
         return self
 
     async def __anext__(self) -> Event:
-        if self._events:
+        late = self._late()
+        if self._events and not late:
             return self._events.popleft()
         if self._state != "open":
             self._not_open()
@@ -130,6 +131,9 @@ class ResponseStream:
             raise StreamStateError("two tasks read one stream at once")
         self._reading = True
         try:
+            if late:
+                self._events.clear()
+                await self._broken(self._stopped())
             await self._fill()
         except BaseException as error:
             await self._give_up(error)
@@ -227,7 +231,13 @@ class ResponseStream:
             return await attempt.read()
         raise self._stopped()
 
-    def _stopped(self) -> CachespecError:
+    def _late(self) -> bool:
+        """Whether the time is over for what is there but not handed out yet. An answer that is whole is not cut any more."""
+        if self._state != "open" or anyio.current_time() < self._deadline:
+            return False
+        return self._assembly is None or self._assembly.finished is None
+
+    def _stopped(self) -> BackendError | StreamStateError:
         """Why a wait was ended from outside: by the deadline, or by another task that closed the stream."""
         self._working = None
         if self._state == "left":

@@ -10,15 +10,25 @@ from dataclasses import replace
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
-from tests.engine.scripted import ScriptedRuntime, engine_threads, forever, says
+from tests.engine.scripted import ScriptedRuntime, engine_threads, forever, says, wait_until
 
 from cachespec.backends._engine_attempt import EngineAttempt
 from cachespec.backends._local import LocalBackend
 from cachespec.backends._startup import EngineSettings
+from cachespec.client import Client
 from cachespec.decision import Plan
+from cachespec.engine.loop import Engine
 from cachespec.engine.runtimes.base import Interrupted, Runtime
-from cachespec.errors import ConfigError, EngineStoppedError, RequestRejectedError
+from cachespec.errors import (
+    ConfigError,
+    EngineStoppedError,
+    InputError,
+    RequestRejectedError,
+    RequestTimeoutError,
+    StreamInterruptedError,
+)
 from cachespec.events import Event, Finished, TextDelta, ToolCallDelta
 from cachespec.messages import Message, ReasoningPart, TextPart, Tool, ToolCallPart
 from cachespec.prompt import build_prompt
@@ -278,6 +288,62 @@ async def test_a_slow_reader_slows_the_engine(started: Callable[[Toy], object]) 
     assert [e.reason for e in events if isinstance(e, Finished)] == ["length"]
 
 
+async def test_the_deadline_holds_however_much_is_there_to_read(started: Callable[[Toy], object]) -> None:
+    backend = await started(toy())  # type: ignore[misc]
+    attempt = await backend.open(ask(max_output_tokens=400), PLAN, timeout=60.0)
+    await attempt.read()
+    wait_until(lambda: not attempt._running.room)
+    attempt._deadline = anyio.current_time()
+    with pytest.raises(RequestTimeoutError):
+        await attempt.read()
+    await attempt.aclose()
+    assert attempt._running.done
+
+
+async def test_what_was_read_to_its_end_is_not_late(started: Callable[[Toy], object]) -> None:
+    """The last read says only that nothing follows."""
+    backend = await started(toy())  # type: ignore[misc]
+    attempt = await backend.open(ask(max_output_tokens=5), PLAN, timeout=60.0)
+    wait_until(lambda: attempt._running.done)
+    assert any(isinstance(e, Finished) for e in await attempt.read())
+    attempt._deadline = anyio.current_time()
+    assert await attempt.read() == ()
+
+
+async def test_the_deadline_of_a_stream_holds_for_a_slow_reader() -> None:
+    """Also for what came in one batch and waits to be handed out."""
+    seen = 0
+    async with client_of(toy()) as client:
+        with pytest.raises(StreamInterruptedError, match=r"not finished within 60 s") as caught:
+            async with client.stream("hello", max_output_tokens=400, timeout=60) as stream:
+                async for _ in stream.text_stream:
+                    if not seen:
+                        wait_until(lambda: not stream._attempt._running.room)  # type: ignore[union-attr]
+                        stream._deadline = anyio.current_time() + 0.2
+                    seen += 1
+                    await anyio.sleep(0.02)
+        assert caught.value.partial is not None
+        assert 0 < seen <= 11  # of the sixty that were there
+        assert isinstance(caught.value.__cause__, RequestTimeoutError)
+        with anyio.fail_after(20):
+            while engine(client.backends["b0"]).active:  # type: ignore[arg-type]
+                await anyio.sleep(0.001)
+
+
+async def test_an_answer_that_is_whole_is_handed_out_after_the_deadline() -> None:
+    async with client_of(toy()) as client:
+        texts = []
+        async with client.stream("hello", max_output_tokens=30, timeout=60) as stream:
+            wait_until(lambda: not engine(client.backends["b0"]).active)  # type: ignore[arg-type]
+            async for event in stream:
+                if stream._assembly is not None and stream._assembly.finished is not None:
+                    stream._deadline = 0.0
+                if isinstance(event, TextDelta):
+                    texts.append(event.text)
+        assert stream._deadline == 0.0
+        assert len(texts) == 30
+
+
 async def test_ten_thousand_events_in_linear_time_and_bounded_memory(started: Callable[[Toy], object]) -> None:
     backend = toy(context=11_000)
     await started(backend)  # type: ignore[misc]
@@ -302,6 +368,149 @@ async def test_a_crash_reaches_the_reader_and_the_next_caller(started: Callable[
     assert caught.value.backend == "toy"
     with pytest.raises(EngineStoppedError):
         await backend.open(ask(), PLAN, timeout=None)
+    assert "fell off" in backend.report()["stopped"]
+
+
+async def test_a_crashed_engine_is_unhealthy_whatever_it_is_asked(started: Callable[[Toy], object]) -> None:
+    backend = toy()
+    backend.runtime.crash_at = 0
+    await started(backend)  # type: ignore[misc]
+    assert backend.report()["stopped"] is None
+    with pytest.raises(EngineStoppedError):
+        await read(await backend.open(ask(), PLAN, timeout=None))
+    with anyio.fail_after(10):
+        while not backend.runtime.closed:
+            await anyio.sleep(0.001)
+    for request in (ask("never asked before"), ask("a bias", extra={"toy": {"logit_bias": {"a": 1}}})):
+        (reason,) = backend.check(request)
+        assert (reason.code, "fell off" in reason.detail) == ("unhealthy", True)
+        estimate = backend.estimate(build_prompt(request))
+        assert (estimate.tokens.input, "fell off" in (estimate.belief.evidence or "")) == (None, True)
+    with pytest.raises(InputError):  # what is wrong in itself is still told so
+        backend.check(ask(extra={"toy": {"no_such_field": 1}}))
+
+
+@pytest.mark.parametrize("method", ["check", "estimate"])
+async def test_an_engine_that_crashes_while_it_is_asked(
+    started: Callable[[Toy], object], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The runtime is closed between looking whether it is and asking it."""
+    backend = toy()
+    await started(backend)  # type: ignore[misc]
+    tokenize = backend.runtime.tokenize
+
+    def crash(text: str, *, special: bool) -> list[int]:
+        engine(backend)._failure = RuntimeError("fell off just now")
+        backend.runtime.closed = True
+        return tokenize(text, special=special)
+
+    monkeypatch.setattr(backend.runtime, "tokenize", crash)
+    if method == "check":
+        assert [r.code for r in backend.check(ask())] == ["unhealthy"]
+    else:
+        assert "just now" in (backend.estimate(build_prompt(ask())).belief.evidence or "")
+
+
+async def test_another_error_of_a_runtime_is_not_hidden(
+    started: Callable[[Toy], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = await started(toy())  # type: ignore[misc]
+
+    def fail(text: str, *, special: bool) -> list[int]:
+        raise RuntimeError("llama_tokenize failed with -1")
+
+    monkeypatch.setattr(backend.runtime, "tokenize", fail)
+    with pytest.raises(RuntimeError, match="llama_tokenize"):
+        backend.check(ask())
+
+
+def client_of(*backends: Toy) -> Client:
+    for i, backend in enumerate(backends):
+        backend.name = f"b{i}"
+    return Client(backends={b.name: b for b in backends}, models={"m": [b.name for b in backends]})
+
+
+async def test_the_other_backend_answers_for_a_crashed_one() -> None:
+    first, second = toy(), toy()
+    first.runtime.crash_at = 0  # before any content
+    async with client_of(first, second) as client:
+        victim = await client.complete("hello", max_output_tokens=5, model="m")
+        assert victim.backend == "b1"
+        for i in range(2):
+            assert (await client.complete(f"hello {i}", max_output_tokens=5)).backend == "b1"
+        ill = {o.backend: o for o in client.plan("hello again").candidates}["b0"]
+        assert not ill.eligible
+        assert [r.code for r in ill.reasons] == ["unhealthy"]
+
+
+async def test_a_crashed_backend_that_is_alone_says_so() -> None:
+    backend = toy()
+    backend.runtime.crash_at = 0
+    async with client_of(backend) as client:
+        for i in range(3):
+            with pytest.raises(EngineStoppedError, match="fell off"):
+                await client.complete(f"hello {i}", max_output_tokens=5)
+
+
+def engine(backend: Toy) -> Engine:
+    assert backend._loaded is not None
+    return backend._loaded.started.engine
+
+
+async def test_closing_while_loading_leaves_nothing_alive() -> None:
+    backend, threads, raised = toy(), engine_threads(), []
+    backend.loading_s = 30.0
+
+    async def start() -> None:
+        with pytest.raises(EngineStoppedError, match="closed"):
+            await backend.start()
+        raised.append(True)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(start)
+            await anyio.sleep(0.05)
+            await backend.aclose()
+    assert raised
+    assert (backend._loaded, engine_threads()) == (None, threads)
+
+
+async def test_closing_after_the_model_is_read_frees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too late to stop loading: what was started is closed."""
+    backend, threads = toy(), engine_threads()
+    load = backend._load
+
+    def closing(progress: Callable[[float], bool]) -> Any:
+        loaded = load(progress)
+        anyio.from_thread.run(backend.aclose)
+        return loaded
+
+    monkeypatch.setattr(backend, "_load", closing)
+    with pytest.raises(EngineStoppedError, match="closed"):
+        await backend.start()
+    assert backend.runtime.closed
+    assert engine_threads() == threads
+    with pytest.raises(EngineStoppedError, match="closed"):
+        await backend.start()
+
+
+async def test_starts_at_the_same_time_load_once() -> None:
+    backend, loads = toy(), []
+    backend.loading_s = 0.1
+    load = backend.load_runtime
+
+    def counted(progress: Callable[[float], bool]) -> ScriptedRuntime:
+        loads.append(True)
+        return load(progress)
+
+    backend.load_runtime = counted  # type: ignore[method-assign]
+    before = engine_threads()
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(backend.start)
+    assert (len(loads), engine_threads() - before) == (1, 1)
+    await backend.aclose()
+    assert engine_threads() == before
 
 
 async def test_many_readers_at_once(started: Callable[[Toy], object]) -> None:

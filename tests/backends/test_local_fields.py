@@ -77,6 +77,8 @@ def test_a_bias_is_of_an_id_or_of_the_text_of_one_token(key: str, token: int) ->
         ({"logit_bias": {"4": "x"}}, "logit_bias.'4'", "must be a number"),
         ({"logit_bias": {"7": 1}}, "logit_bias.'7'", "no token's id below 7"),
         ({"logit_bias": {"1234567890123": 1}}, "logit_bias.'1234567890123'", "no token's id"),
+        ({"logit_bias": {"": 1}}, "logit_bias.''", "neither an id nor the whole text of one token"),
+        ({"logit_bias": {"\ud800": 1}}, "logit_bias.'\\ud800'", "neither an id nor the whole text of one token"),
         ({"logit_bias": {"a the": 1}}, "logit_bias.'a the'", "neither an id nor the whole text of one token"),
     ],
 )
@@ -90,6 +92,8 @@ def test_before_a_model_is_loaded_what_can_be_told_is_told() -> None:
     assert wanted(ask("x", extra={"b": {"logit_bias": {"no token": 1, "3": 1}}}), "b", None).processing.logit_bias == {3: 1}
     with pytest.raises(InputError):
         wanted(ask("x", extra={"b": {"logit_bias": {"no token": None}}}), "b", None)
+    with pytest.raises(InputError, match="neither an id"):
+        wanted(ask("x", extra={"b": {"logit_bias": {"": 1}}}), "b", None)
     backend = LlamaCppBackend(name="b", model="smollm2")
     with pytest.raises(InputError, match="presence_penalty"):
         backend.check(ask("x", extra={"b": {"presence_penaltyy": 1}}))

@@ -127,8 +127,8 @@ async def test_why_speculation_is_off_reaches_events_and_decisions(
         backend = Toy(backend.runtime, draft={"use": f"{__name__}:Wrong"}, acceptance=acceptance)
     if "large" in how:
         (tmp_path / "draft.gguf").write_bytes(b"GGUF" * 1000)
-        monkeypatch.setattr("cachespec.backends._startup._free_memory", lambda: 1000)
         backend = Toy(backend.runtime, draft={"use": "model", "model": str(tmp_path / "draft.gguf")}, acceptance=acceptance)
+        monkeypatch.setattr(backend, "draft_fits", lambda model, runtime: False)
     await backend.start()
     try:
         for _ in range(2):

@@ -110,8 +110,7 @@ class ScriptedRuntime:
 
     def _mine(self) -> None:
         """Only one thread ever touches the context (llama-cpp-python#471 and others)."""
-        if self.closed:
-            raise RuntimeError("closed")
+        self._alive()
         me = threading.get_ident()
         if not self._taken and threading.current_thread().name.startswith("cachespec-"):
             self._owner, self._taken = me, True  # whoever loaded and measured it is done
@@ -119,17 +118,24 @@ class ScriptedRuntime:
         if self._owner != me:
             raise AssertionError("two threads used one context")
 
+    def _alive(self) -> None:
+        if self.closed:
+            raise RuntimeError("closed")
+
     def hand_over(self) -> None:
         """Let another thread have it: the one that loaded it is done."""
         self._owner, self._taken = None, False
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
+        self._alive()
         return list(text.encode())
 
     def piece(self, token: int) -> bytes:
+        self._alive()
         return bytes([token]) if token < END else b""
 
     def is_end(self, token: int) -> bool:
+        self._alive()
         return token == END
 
     def evaluate(self, spans: Sequence[Span]) -> list[int]:

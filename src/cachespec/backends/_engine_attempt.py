@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from uuid import uuid4
 
 import anyio
@@ -54,7 +55,10 @@ class EngineAttempt:
             # A turn of the event loop first: it lets a cancellation in, and more tokens gather meanwhile.
             await anyio.lowlevel.checkpoint()
             ended = running.done
-            if events := running.take():
+            events = running.take()
+            if (events or not ended) and self._late:
+                raise self._timeout()
+            if events:
                 first, self._first = self._first, []
                 return [*first, *events]
             if ended:
@@ -63,20 +67,22 @@ class EngineAttempt:
                 return ()
             await self._wait()
 
+    @property
+    def _late(self) -> bool:
+        return self._deadline is not None and anyio.current_time() >= self._deadline
+
+    def _timeout(self) -> RequestTimeoutError:
+        self._running.cancel()
+        return RequestTimeoutError("not finished within the time allowed", backend=self._backend, model=self._model)
+
     async def _wait(self) -> None:
-        """Until the engine's thread has something for us."""
+        """Until the engine's thread has something for us, or the time is over."""
         ready = anyio.Event()
         schedule = scheduler()
         if not self._running.when_ready(lambda: schedule(ready.set)):
             return
-        if self._deadline is None:
+        with anyio.move_on_at(inf if self._deadline is None else self._deadline):
             await ready.wait()
-            return
-        with anyio.move_on_at(self._deadline) as scope:
-            await ready.wait()
-        if scope.cancelled_caught:
-            self._running.cancel()
-            raise RequestTimeoutError("not finished within the time allowed", backend=self._backend, model=self._model)
 
     async def aclose(self) -> None:
         """Stop within one step of the engine. Waits for that step as long as the contract allows, so that `usage` is final."""

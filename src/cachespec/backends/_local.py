@@ -11,24 +11,24 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from cachespec.backends._engine_attempt import EngineAttempt
 from cachespec.backends._forcing import Forcing
-from cachespec.backends._local_fields import Tokens, wanted
-from cachespec.backends._local_report import report, speculation
+from cachespec.backends._local_fields import Tokens, has_image, refused_forms, refused_parameters, sampling_of, wanted
+from cachespec.backends._local_report import belief_of, latency_of, report, speculation, unknown
 from cachespec.backends._startup import EngineSettings, Progress, Started, start_engine
 from cachespec.backends.base import Capabilities, Estimate, Wire
-from cachespec.decision import Belief, Latency, Plan, Reason, TokenEstimate
+from cachespec.decision import Plan, Reason, TokenEstimate
 from cachespec.engine import chat
 from cachespec.engine.models import check_model
 from cachespec.engine.pages import PAGE
 from cachespec.engine.runtimes.base import Interrupted, Runtime
-from cachespec.engine.sampling import Sampling
 from cachespec.engine.sequence import Job
+from cachespec.engine.sequence import Sequence as Running
 from cachespec.engine.toolcalls import PlainText
 from cachespec.errors import (
     ConfigError,
@@ -38,16 +38,14 @@ from cachespec.errors import (
     RequestRejectedError,
     UnsupportedParameterError,
 )
-from cachespec.messages import ImagePart, Part, ToolResultPart
 from cachespec.pricing import Rates, local_rates
 from cachespec.prompt import Prompt, build_prompt
 from cachespec.quotes import EXPECTED_OUTPUT
 from cachespec.request import Request
 
+T = TypeVar("T")
 _PARAMETERS = frozenset({"max_output_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed"})
 _REMEMBERED = 8  # prompts whose tokens are kept, from being quoted to being opened
-_WARM = 0.8  # share of a prompt in the KV from which it is called warm
-_NO_LATENCY = Latency(ttft_ms=None, total_ms=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,8 @@ class LocalBackend(ABC):
         self._reads_per_s, self._flops_per_s = reads_per_s, flops_per_s
         self._loaded: _Loaded | None = None
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what was loaded, closed and rendered
+        self._starting = threading.Lock()  # one loads at a time; who comes second finds what is there
         self._recent: deque[_Rendered] = deque(maxlen=_REMEMBERED)
 
     @abstractmethod
@@ -127,8 +126,9 @@ class LocalBackend(ABC):
     async def start(self, progress: Callable[[float], None] | None = None) -> None:
         """Load the model in a worker thread. `progress` is called from there with the loaded part, 0 to 1.
 
-        A second call does nothing; a failed one changes nothing. Cancelling stops loading. Raises ConfigError (model not
-        found, not loadable, context too long), NotFoundError (not on the hub), MissingDependencyError.
+        A second call does nothing, and waits for the first; a failed one changes nothing. Cancelling stops loading, and so
+        does `aclose`. Raises ConfigError (model not found, not loadable, context too long), NotFoundError (not on the hub),
+        MissingDependencyError; EngineStoppedError when it was closed.
         """
         if self._closed:
             raise self._stopped()
@@ -136,38 +136,48 @@ class LocalBackend(ABC):
             return
         cancelled = threading.Event()
 
+        def going() -> bool:
+            return not (cancelled.is_set() or self._closed)
+
         def report(part: float) -> bool:
             if progress is not None:
                 progress(part)
-            return not cancelled.is_set()
+            return going()
 
-        def load() -> _Loaded | None:
-            try:
-                loaded = self._load(report)
-            except Interrupted:
-                return None
-            if cancelled.is_set():  # nobody is left to use it
-                loaded.started.engine.close()
-            return loaded
+        def load() -> None:
+            with self._starting:
+                if self._loaded is not None or not going():
+                    return
+                try:
+                    loaded = self._load(report)
+                except Interrupted:
+                    return
+                with self._lock:
+                    if going():
+                        self._loaded, self.capabilities = loaded, self._capabilities(loaded)
+                        return
+                loaded.started.engine.close()  # nobody is left to use it
 
         try:
-            self._loaded = await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
         except BaseException:
-            cancelled.set()
+            with self._lock:
+                cancelled.set()
             raise
-        loaded = self._loaded
-        tools = loaded is not None and loaded.template.tools is not None
-        grammars = loaded is not None and loaded.forcing is not None
-        parameters = (
-            _PARAMETERS | ({"tool_choice"} if tools else frozenset()) | ({"response_format"} if grammars else frozenset())
-        )
-        self.capabilities = replace(
-            self.capabilities, tools=tools, parameters=parameters, json_mode=grammars, json_schema=grammars
-        )
+        if self._closed:
+            raise self._stopped()
+
+    def _capabilities(self, loaded: _Loaded) -> Capabilities:
+        tools, grammars = loaded.template.tools is not None, loaded.forcing is not None
+        more = {"tool_choice": tools, "response_format": grammars}
+        parameters = _PARAMETERS | {name for name, there in more.items() if there}
+        return replace(self.capabilities, tools=tools, parameters=parameters, json_mode=grammars, json_schema=grammars)
 
     def _load(self, progress: Progress) -> _Loaded:
         runtime = self.load_runtime(progress)
         try:
+            if not progress(1.0):
+                raise Interrupted
             template = chat.ChatTemplate(runtime.info)
             started = start_engine(runtime, self.settings, self.load_draft, fits=self.draft_fits)
         except BaseException:
@@ -178,61 +188,55 @@ class LocalBackend(ABC):
         return _Loaded(runtime, template, started, forcing, Tokens(runtime))
 
     def check(self, request: Request) -> Sequence[Reason]:
-        """See `Backend.check`. A model that is not loaded yet is asked nothing about its template, nor about tokens."""
-        wanted(request, self.name, None if self._loaded is None else self._loaded.tokens)
-        reasons = [Reason("unsupported_parameter", text) for text in self._refused_parameters(request)]
-        if any(_has_image(part) for message in request.messages for part in message.parts):
-            reasons.append(Reason("unsupported_parameter", f"images: {self.model} takes none"))
-        if request.tools and self._loaded is not None and self._loaded.template.tools is None:
+        """See `Backend.check`. A model that is not loaded yet is asked nothing about its template, nor about tokens.
+
+        An engine that ended can do nothing any more: ``unhealthy``.
+        """
+        try:
+            return self._alive(lambda loaded: self._check(loaded, request))
+        except EngineStoppedError as error:
+            wanted(request, self.name, None)
+            return [Reason("unhealthy", error.message)]
+
+    def _check(self, loaded: _Loaded | None, request: Request) -> Sequence[Reason]:
+        wanted(request, self.name, None if loaded is None else loaded.tokens)
+        refused = refused_parameters(request)
+        if any(has_image(part) for message in request.messages for part in message.parts):
+            refused.append(f"images: {self.model} takes none")
+        if loaded is not None:
+            refused += refused_forms(request, loaded.forcing)
+        reasons = [Reason("unsupported_parameter", text) for text in refused]
+        if request.tools and loaded is not None and loaded.template.tools is None:
             reasons.append(
                 Reason("capability", f"the chat template of {self.model} has no tool calls that are understood here")
             )
-        if not reasons and self._loaded is not None:
+        if not reasons and loaded is not None:
             try:
-                self._render(self._loaded, request)
+                self._render(loaded, request)
             except InputError as error:
                 reasons.append(Reason("capability", str(error)))
         return reasons
 
-    def _refused_parameters(self, request: Request) -> list[str]:
-        refused = []
-        if request.reasoning is not None and request.reasoning.effort != "none":
-            refused.append("reasoning: local models have no setting for it")
-        choice = request.tool_choice
-        if choice is not None and choice.parallel is False and request.tools:
-            refused.append("tool_choice: this engine cannot forbid parallel calls")
-        try:
-            _sampling(request, seed=0)
-        except InputError as error:
-            refused.append(str(error))
-        loaded = self._loaded
-        if loaded is not None:
-            try:
-                if loaded.forcing is not None:
-                    loaded.forcing.grammar(request)
-                elif Forcing.wanted(request):
-                    refused.append(f"{Forcing.wanted(request)}: forcing the form of an answer needs llguidance")
-            except InputError as error:
-                refused.append(str(error))
-        return refused
-
     def estimate(self, prompt: Prompt) -> Estimate:
-        """See `Backend.estimate`. The token count is exact once the model is loaded; before, nothing is known."""
-        loaded = self._loaded
+        """See `Backend.estimate`. The token count is exact while the model is loaded; else nothing is known."""
+        try:
+            return self._alive(lambda loaded: self._estimate(loaded, prompt))
+        except EngineStoppedError as error:
+            return unknown(error.message)
+
+    def _estimate(self, loaded: _Loaded | None, prompt: Prompt) -> Estimate:
         if loaded is None:
-            unknown = TokenEstimate(
-                input=None, cache_read=None, cache_write=None, uncached=None, output_expected=None, output_max=None
-            )
-            return Estimate(tokens=unknown, belief=Belief(state="unknown", evidence="not loaded"), latency=_NO_LATENCY)
+            return unknown("not loaded")
         request = prompt.request
         tokens = self._render(loaded, request, prompt.digest).tokens
-        belief = self._belief(loaded, request, tokens)
+        started, runtime = loaded.started, loaded.runtime
+        belief = belief_of(runtime, started, request, tokens)
         read = belief.tokens or 0
         rest = len(tokens) - read
         keep = max(0, len(tokens) // PAGE * PAGE - read) if request.cache == "auto" else 0
         room = max(0, self._context - len(tokens))
         output_max = room if request.max_output_tokens is None else min(room, request.max_output_tokens)
-        typical = loaded.started.engine.answer_length.value
+        typical = started.engine.answer_length.value
         expected = min(output_max, EXPECTED_OUTPUT if typical is None else round(typical))
         counts = TokenEstimate(
             input=len(tokens),
@@ -243,41 +247,14 @@ class LocalBackend(ABC):
             output_max=output_max,
             worst_input=len(tokens),
         )
-        latency, busy = self._latency(loaded, rest, expected)
+        latency, busy = latency_of(runtime, started, rest, expected, assumed=(self._flops_per_s, self._reads_per_s))
         return Estimate(
             tokens=counts,
             belief=belief,
             latency=latency,
             busy_s=busy,
-            speculation=speculation(loaded.started, expected),
+            speculation=speculation(started, expected),
         )
-
-    def _belief(self, loaded: _Loaded, request: Request, tokens: tuple[int, ...]) -> Belief:
-        if request.cache == "off":
-            return Belief(state="cold", tokens=0, evidence="cache = off")
-        here, stored, near = loaded.started.engine.peek(tokens, request.tenant)
-        reach = max(here, stored)
-        evidence = f"KV of {here} tokens is there"
-        if stored > here:
-            evidence = f"KV of {stored} tokens is in host memory, of {here} in place"
-        if near is not None:
-            held, asked = (loaded.runtime.piece(t).decode("utf-8", "replace") for t in (near.kept, near.given))
-            evidence += f"; at token {near.position} it holds {held!r} where the prompt has {asked!r}"
-        state = "cold" if reach == 0 else "warm" if reach >= _WARM * len(tokens) else "partial"
-        return Belief(state=state, tokens=reach, evidence=evidence)  # type: ignore[arg-type]
-
-    def _latency(self, loaded: _Loaded, prefill: int, output: int) -> tuple[Latency, float]:
-        """How long it takes, and how much of that the engine works on it; the rest is waiting for others."""
-        engine, info = loaded.started.engine, loaded.runtime.info
-        measured = engine.prefill_speed.value, engine.decode_speed.value
-        prefill_speed = measured[0] or self._flops_per_s / (2 * max(1, info.parameters))
-        decode_speed = measured[1] or self._reads_per_s / max(1, info.size)
-        ahead_tokens, ahead = engine.backlog
-        wait = ahead_tokens / prefill_speed + ahead * (engine.answer_length.value or EXPECTED_OUTPUT) / decode_speed
-        first = wait + prefill / prefill_speed + 1 / decode_speed
-        total = first + max(0, output - 1) / decode_speed
-        evidence: Literal["measured", "assumed"] = "assumed" if None in measured else "measured"
-        return Latency(ttft_ms=first * 1000, total_ms=total * 1000, evidence=evidence), total - wait
 
     def report(self) -> dict[str, Any]:
         """Figures since the start, as JSON: what is reused, how fast it runs, what drafts are worth and why they are made.
@@ -286,14 +263,15 @@ class LocalBackend(ABC):
         tokens an answer; None before any), `prefix` (`engine.prefix.PrefixStats`), `speculation`: None without a drafter;
         else with its `goodput` in tokens a second, how often each reason was given, and by drafter what was drafted and
         accepted, its acceptance, and for each position of a draft how often it was tried and right; `reason` alone where
-        the model cannot speculate. From any thread.
+        the model cannot speculate; `stopped`: why the engine takes no requests any more, None while it does. From any
+        thread.
 
-        Raises: EngineStoppedError before the start and after the end.
+        Raises: EngineStoppedError before the start and after `aclose`.
         """
         loaded = self._loaded
         if loaded is None or self._closed:
             raise self._stopped()
-        return report(loaded.runtime, loaded.started)
+        return {**report(loaded.runtime, loaded.started), "stopped": self._stopped().message if self._failure else None}
 
     def wire(self, request: Request, plan: Plan) -> Wire | None:
         """Nothing is sent anywhere."""
@@ -305,10 +283,15 @@ class LocalBackend(ABC):
         Raises: InputError, ContextLengthError, UnsupportedParameterError, RequestRejectedError before any work;
             EngineStoppedError.
         """
-        loaded = self._loaded
-        if loaded is None or self._closed:
+        running, deadline = self._alive(lambda loaded: self._submit(loaded, request)), None
+        if timeout is not None:
+            deadline = anyio.current_time() + timeout
+        return EngineAttempt(running, backend=self.name, model=self.model, deadline=deadline)
+
+    def _submit(self, loaded: _Loaded | None, request: Request) -> Running:
+        if loaded is None:
             raise self._stopped()
-        for reason in self.check(request):
+        for reason in self._check(loaded, request):
             kind = UnsupportedParameterError if reason.code == "unsupported_parameter" else RequestRejectedError
             raise kind(reason.detail, backend=self.name, model=self.model)
         prompt = self._render(loaded, request)
@@ -319,7 +302,7 @@ class LocalBackend(ABC):
         more = wanted(request, self.name, loaded.tokens)
         job = Job(
             prompt=prompt.tokens,
-            sampling=_sampling(request, seed=secrets.randbits(64) if request.seed is None else request.seed),
+            sampling=sampling_of(request, seed=secrets.randbits(64) if request.seed is None else request.seed),
             output=room if request.max_output_tokens is None else min(room, request.max_output_tokens),
             stop=request.stop,
             cache=request.cache,
@@ -332,20 +315,46 @@ class LocalBackend(ABC):
             warnings=(*prompt.warnings, *more.warnings),
             **_tools(loaded, request),
         )
-        deadline = None if timeout is None else anyio.current_time() + timeout
-        return EngineAttempt(loaded.started.engine.submit(job), backend=self.name, model=self.model, deadline=deadline)
+        return loaded.started.engine.submit(job)
 
     async def aclose(self) -> None:
-        """Stop the engine (its requests fail with EngineStoppedError) and free the model. Idempotent."""
-        self._closed = True
-        loaded = self._loaded
+        """Stop the engine (its requests fail with EngineStoppedError) and free the model. Idempotent.
+
+        A start that is under way stops as soon as it can, and frees what it loaded.
+        """
+        with self._lock:
+            self._closed = True
+            loaded = self._loaded
         if loaded is not None:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(loaded.started.engine.close)
 
+    def _alive(self, work: Callable[[_Loaded | None], T]) -> T:
+        """Do something with what is loaded (None: nothing yet). Raises EngineStoppedError where the engine ended."""
+        if not self._ended:
+            try:
+                return work(self._loaded)
+            except RuntimeError:  # what a runtime says that was closed meanwhile
+                if not self._ended:
+                    raise
+        raise self._stopped()
+
+    @property
+    def _ended(self) -> bool:
+        return self._closed or self._failure is not None
+
+    @property
+    def _failure(self) -> BaseException | None:
+        return None if self._loaded is None else self._loaded.started.engine.failure
+
     def _stopped(self) -> EngineStoppedError:
         why = "was closed" if self._closed else "is not started"
-        return EngineStoppedError(f"the engine {why}", backend=self.name, model=self.model)
+        failure = None if self._closed else self._failure
+        if failure is not None:
+            why = f"crashed: {failure!r}"
+        error = EngineStoppedError(f"the engine {why}", backend=self.name, model=self.model)
+        error.__cause__ = failure
+        return error
 
     def _render(self, loaded: _Loaded, request: Request, digest: bytes | None = None) -> chat.Prompt:
         """Tokens of a request, remembered for the few requests that were last asked about. Raises InputError."""
@@ -364,17 +373,6 @@ class LocalBackend(ABC):
         return found
 
 
-def _sampling(request: Request, *, seed: int) -> Sampling:
-    """The request's own parameters; what it does not say leaves the model's law as it is (temperature 1)."""
-    return Sampling(
-        seed=seed,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
-    )
-
-
 def _tools(loaded: _Loaded, request: Request) -> dict[str, Any]:
     """The parser of a request with tools, and the control tokens that it must see."""
     form = loaded.template.tools
@@ -383,8 +381,3 @@ def _tools(loaded: _Loaded, request: Request) -> dict[str, Any]:
     controls = loaded.runtime.info.controls
     pieces = {controls[marker]: marker.encode() for marker in form.markers if marker in controls}
     return {"parser": form.parser(frozenset(tool.name for tool in request.tools)), "pieces": pieces}
-
-
-def _has_image(part: Part) -> bool:
-    inner = part.content if isinstance(part, ToolResultPart) else (part,)
-    return any(isinstance(p, ImagePart) for p in inner)

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from cachespec.backends._forcing import Forcing
 from cachespec.checks import check_bool, check_int, check_keys, check_mapping, check_number
 from cachespec.engine.processors import NOTHING, Processing
 from cachespec.engine.runtimes.base import Runtime
+from cachespec.engine.sampling import Sampling
 from cachespec.errors import InputError
+from cachespec.messages import ImagePart, Part, ToolResultPart
 from cachespec.request import Request
 from cachespec.shown import shown
 
@@ -33,11 +36,20 @@ class Tokens:
         self.size = runtime.info.vocab
 
     def find(self, text: str) -> int | None:
-        """The token that stands for exactly this text, or the control token of this name; None: there is none."""
+        """The token that stands for exactly this text, or the control token of this name; None: there is none.
+
+        The empty text is that of every control token, and stands for none.
+        """
+        if not text:
+            return None
         control = self._runtime.info.controls.get(text)
         if control is not None:
             return control
-        data, usual = text.encode(), self._runtime.tokenize(text, special=False)
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:  # half a surrogate pair
+            return None
+        usual = self._runtime.tokenize(text, special=False)
         if len(usual) == 1 and self._runtime.piece(usual[0]) == data:
             return usual[0]
         return self._by_bytes.get(data)
@@ -120,11 +132,55 @@ def _biases(value: object, field: str, tokens: Tokens | None) -> dict[int, float
             if len(key) > _DIGITS or (tokens is not None and int(key) >= tokens.size):
                 raise InputError("is no token's id" + (f" below {tokens.size}" if tokens else ""), field=place)
             token: int | None = int(key)
-        elif tokens is None:
+        elif tokens is None and key:
             continue
         else:
-            token = tokens.find(key)
+            token = tokens.find(key) if tokens else None
         if token is None:
             raise InputError("is neither an id nor the whole text of one token", field=place)
         found[token] = found.get(token, 0.0) + number
     return found
+
+
+def refused_parameters(request: Request) -> list[str]:
+    """The parameters that no local engine honours, each with why, as `Backend.check` words it."""
+    refused = []
+    if request.reasoning is not None and request.reasoning.effort != "none":
+        refused.append("reasoning: local models have no setting for it")
+    choice = request.tool_choice
+    if choice is not None and choice.parallel is False and request.tools:
+        refused.append("tool_choice: this engine cannot forbid parallel calls")
+    try:
+        sampling_of(request, seed=0)
+    except InputError as error:
+        refused.append(str(error))
+    return refused
+
+
+def refused_forms(request: Request, forcing: Forcing | None) -> list[str]:
+    """Likewise, the form of an answer that a model's grammars cannot force; None: it has none."""
+    try:
+        if forcing is not None:
+            forcing.grammar(request)
+        elif Forcing.wanted(request):
+            return [f"{Forcing.wanted(request)}: forcing the form of an answer needs llguidance"]
+    except InputError as error:
+        return [str(error)]
+    return []
+
+
+def sampling_of(request: Request, *, seed: int) -> Sampling:
+    """The request's own parameters; what it does not say leaves the model's law as it is (temperature 1)."""
+    return Sampling(
+        seed=seed,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+    )
+
+
+def has_image(part: Part) -> bool:
+    """Whether it is an image, or a tool's result with one."""
+    inner = part.content if isinstance(part, ToolResultPart) else (part,)
+    return any(isinstance(p, ImagePart) for p in inner)
