@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from hashlib import blake2b
@@ -16,6 +16,7 @@ from random import random
 from time import perf_counter
 from typing import Any
 
+from cachespec.affinity import can_be_told, holder_of, named_state
 from cachespec.backends.base import Backend, Estimate
 from cachespec.cache_plan import CachePlanner, Planned
 from cachespec.caching import Lifetime
@@ -29,7 +30,6 @@ from cachespec.decision import (
 from cachespec.errors import (
     BudgetExceededError,
     CachespecError,
-    ConfigError,
     ContextLengthError,
     EngineStoppedError,
     InputError,
@@ -39,7 +39,18 @@ from cachespec.errors import (
 )
 from cachespec.learned import Learned, own_latency
 from cachespec.ledger.base import Ledger
-from cachespec.offers import downgraded, left_out, limits_of, moved, not_offered, out, over_budget, refused_by, without
+from cachespec.offers import (
+    downgraded,
+    left_out,
+    limits_of,
+    moved,
+    not_offered,
+    out,
+    over_budget,
+    ranked_by,
+    refused_by,
+    without,
+)
 from cachespec.policies.base import RoutingPolicy
 from cachespec.policies.budgets import Applied, applied
 from cachespec.policies.routing import stay
@@ -51,8 +62,6 @@ from cachespec.tokens import sizes_of
 from cachespec.turns import Outlook
 
 PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "stop", "seed", "reasoning", "tool_choice", "response_format")
-STATE = ("previous_response_id", "conversation", "thread")
-"""Fields of a vendor's body that name a conversation which the vendor keeps."""
 _KEPT = (Lifetime(name="kv", seconds=math.inf, write=1.0),)
 STEP_S = 1.0
 """How long past its deadline a local engine may be busy with a request: at most one step."""
@@ -158,9 +167,13 @@ class Decider:
         previous_backend: str | None,
         tool_loop: bool = False,
         previous_response: str | None = None,
+        holder: str | None = None,
         changed: tuple[str, ...] = (),
     ) -> Asked:
-        """Make a request ready. Raises InputError for a model or an `extra` that names nothing."""
+        """Make a request ready; `holder` keeps what its body names, where that is known.
+
+        Raises InputError for a model or an `extra` that names nothing.
+        """
         alias, candidates = self.resolve(request.model)
         for name in request.extra:
             if name not in self._backends:
@@ -179,8 +192,8 @@ class Decider:
             now=now,
             previous_backend=previous_backend,
             tool_loop=tool_loop,
-            held_by=_holder(request),
-            draw=_draw(request.session_id),
+            held_by=holder_of(request, self._backends, candidates, seen=holder, session=previous_backend),
+            draw=_draw(request.tenant, request.session_id),
         )
         budgets = applied(self._settings.budgets, ask)
         prompt = build_prompt(request)
@@ -193,6 +206,11 @@ class Decider:
             changed=changed,
             previous_response=previous_response,
         )
+
+    def renewed(self, asked: Asked, now: float) -> Asked:
+        """The same request at another moment: budgets count in the window of time that is current then."""
+        ask = replace(asked.ask, now=now)
+        return replace(asked, ask=ask, budgets=applied(self._settings.budgets, ask))
 
     async def refresh(self, asked: Asked) -> None:
         """Read the state of the budgets the request falls under; deciding itself reads nothing."""
@@ -214,9 +232,9 @@ class Decider:
         limits = limits_of(asked.budgets)
         budgets = self._ledger.snapshot(limits) if limits else ()
         offers = self._healthy(offers, asked.ask, choose)  # before budgets look for a cheap one: it has to be one that answers
-        offers = moved(downgraded(offers, asked.budgets, budgets, asked.spent), asked.ask)
+        offers = moved(downgraded(offers, asked.budgets, budgets, asked.spent, asked.ask), asked.ask)
         eligible = [o for o in offers if o.eligible]
-        ranked = list(stay(asked.ask, self._rank(asked.ask, eligible))) if eligible else []
+        ranked = list(stay(asked.ask, ranked_by(self._routing, asked.ask, eligible))) if eligible else []
         if choose is not None:
             ranked.sort(key=lambda o: o.backend != choose)
         best = ranked[0] if ranked else None
@@ -270,19 +288,6 @@ class Decider:
             more = {"prompt_cache_options": {**options, "comparison_response_id": before}}
         return replace(planned, plan=replace(plan, options={**plan.options, **more}))
 
-    def _rank(self, ask: Ask, eligible: Sequence[Offer]) -> list[Offer]:
-        """The policy's order, which is somebody else's code: what it does wrong is an error that names it."""
-        where, name = "policies.routing", f"{type(self._routing).__qualname__}.rank"
-        try:
-            ranked = list(self._routing.rank(ask, eligible))
-        except Exception as error:
-            raise ConfigError(f"{name} failed: {type(error).__name__}: {error}", key=where) from error
-        known = {o.backend for o in eligible}
-        names = [o.backend if isinstance(o, Offer) else None for o in ranked]
-        if not known.issuperset(names) or len(set(names)) < len(names):
-            raise ConfigError(f"{name} must return offers it was given, each at most once", key=where)
-        return ranked
-
     def _offer(
         self,
         name: str,
@@ -308,6 +313,10 @@ class Decider:
         holder = asked.ask.held_by
         if holder is not None and name != holder:
             reasons.append(Reason("capability", f"the conversation that this request names is kept by {holder}"))
+        else:
+            for vendor, field in named_state(request):
+                if not can_be_told(backend, vendor, field):
+                    reasons.append(Reason("capability", f"{field} names what {vendor} keeps, and cannot be said here"))
         if self._settings.drop_unsupported:
             request = _honourable(request, backend)
         refused = backend.check(request)
@@ -403,19 +412,12 @@ def _given(request: Request, backend: str, field: str) -> Any:
     return request.extra.get(backend, {}).get(field) or request.passthrough.get("openai", {}).get(field)
 
 
-def _holder(request: Request) -> str | None:
-    """The backend that keeps a conversation which this request names: such state never moves (contract D2)."""
-    for name, fields in request.extra.items():
-        if any(fields.get(field) for field in STATE):
-            return name
-    return None
-
-
-def _draw(session_id: str | None) -> float:
+def _draw(tenant: str | None, session_id: str | None) -> float:
     """A number in [0, 1) for policies that choose by chance: a session has one, in every process."""
     if session_id is None:
         return random()  # noqa: S311 - nothing secret hangs on it
-    return int.from_bytes(blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=6).digest()) / 2**48
+    name = session_id if tenant is None else f"{tenant}\0{session_id}"
+    return int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=6).digest()) / 2**48
 
 
 def route_error(verdict: Verdict) -> CachespecError:
