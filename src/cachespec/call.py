@@ -102,7 +102,8 @@ class ClientCall:
         self._warnings: list[str] = []
 
     def _begin(self, now: Generation) -> None:
-        self._now, self._asked = now, self._ask()
+        asked = self._ask()  # raises where this generation has no such alias, and then it takes nothing up
+        self._now, self._asked = now, asked
         self._decider, self._backends, self._caching = now.decider, now.backends, now.caching
 
     @property
@@ -122,6 +123,7 @@ class ClientCall:
         if not self._failures:
             if (now := self._current()) is not self._now:
                 self._begin(now)
+            self._renew()
             await self._decider.refresh(self._asked)
         verdict = await self._in_turn(self._decide(), left_s)
         decision = verdict.decision
@@ -156,7 +158,7 @@ class ClientCall:
         return self._verdict
 
     def _renew(self) -> None:
-        self._asked = replace(self._asked, ask=replace(self._asked.ask, now=self._clock.time()))
+        self._asked = self._decider.renewed(self._asked, self._clock.time())
 
     def _left(self) -> tuple[list[str], list[str]]:
         """Who may be asked now, in the order of a decision without those that failed; among them those that failed and may be
@@ -229,12 +231,12 @@ class ClientCall:
 
     async def retry(self, error: CachespecError, *, left_s: float | None) -> Retrying | None:
         held, self._open = self._open, None
-        name = self._choose or (self.decision.chosen or "")
         if held is not None:
             await self._give_back(held, error)
-        if self._verdict is None or self._verdict.decision.chosen is None:
+        if self._verdict is None or self._verdict.decision.chosen is None:  # nobody was asked
             self._tell_earlier(error, self._failures)
             return None
+        name = self._choose or self._verdict.decision.chosen
         failure = Failure(backend=name, error=error, at=anyio.current_time() - self._begun_at)
         self._failures.append(failure)
         self._failed[name] = error

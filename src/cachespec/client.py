@@ -544,9 +544,18 @@ class Client:
         await self._now.decider.refresh(self._ask(self._middleware.request(request)))
 
     def wire(self, verdict: Verdict) -> Wire | None:
-        """The exact bytes that would be sent for a verdict; None for a local backend or when nobody was chosen."""
+        """The exact bytes that would be sent for a verdict; None for a local backend or when nobody was chosen.
+
+        Raises InputError where a reload has taken the chosen backend out since.
+        """
         plan = verdict.decision.plan
-        return None if plan is None else self.backends[plan.backend].wire(verdict.request, plan)
+        if plan is None:
+            return None
+        backend = self.backends.get(plan.backend)
+        if backend is None:
+            which = f"generation {verdict.decision.generation}, and its backend {plan.backend!r} is gone"
+            raise InputError(f"was decided under {which}; plan again", field="verdict")
+        return backend.wire(verdict.request, plan)
 
     def _ask(self, request: Request) -> Asked:
         timeout = request.timeout if request.timeout is not None else self.config.timeout

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ import cachespec
 from cachespec.client import Client
 from cachespec.config import load_config
 from cachespec.errors import BudgetExceededError, ConfigError, InputError, StreamStateError
+from cachespec.ledger.memory import MemoryLedger
+from cachespec.pricing import hosted_rates
+from cachespec.request import build_request
 from cachespec.telemetry import Decided, Reloaded, ReloadRefused
-from cachespec.testing import FakeClock, ScriptedBackend
+from cachespec.testing import FakeClock, ScriptedBackend, say
+from cachespec.usage import Usage
 
 PLUGIN = textwrap.dedent(
     """
@@ -248,6 +253,51 @@ async def test_a_stream_built_before_a_reload_begins_under_the_new_configuration
         async with built as stream:
             assert (await stream.get_final_completion()).text == "newnew"
             assert stream.decision.generation == 2
+
+
+@pytest.mark.anyio
+async def test_a_stream_whose_alias_is_gone_says_so_and_asks_nobody(write: Callable[..., str]) -> None:
+    async with Client.from_config(load_config(write(a="old"))) as client:
+        built, verdict = client.stream("Hi", model="main"), client.plan_request(build_request("Hi"))
+        old: Any = client.backends["a"]
+        await client.complete("Hi")
+        path = Path(write(b="new"))
+        path.write_text(path.read_text().replace("[models.main]", "[models.other]"))
+        await client.reload()
+        with anyio.fail_after(10):
+            while not old.closed:
+                await anyio.sleep(0.05)
+        with pytest.raises(InputError, match="no model 'main'") as caught:
+            async with built:
+                pass
+        assert not getattr(caught.value, "__notes__", [])
+        assert len(old.requests) == 1
+        with pytest.raises(InputError, match="generation 1, and its backend 'a' is gone"):
+            client.wire(verdict)
+
+
+@pytest.mark.anyio
+async def test_a_stream_is_counted_in_the_window_in_which_it_is_entered() -> None:
+    """Built ten seconds before midnight, entered ten after."""
+    clock = FakeClock(datetime(2027, 3, 1, 23, 59, 50, tzinfo=UTC).timestamp())
+    rates = hosted_rates(None, "m", prices={"input": "1000", "output": "1000"})
+    spent = say("Hello", usage=Usage(uncached=900, cache_read=0, cache_write={}, output=0))
+    policies = {"budgets": [{"scope": "overall", "limit": "1", "per": "day"}]}
+    backends = {"a": ScriptedBackend(spent, name="a", rates=rates)}
+    async with Client(backends=backends, clock=clock, ledger=MemoryLedger(clock=clock.time), policies=policies) as client:
+        await client.complete("Hi", max_output_tokens=5)
+        built = client.stream("Hi" * 100, max_output_tokens=5)
+        with pytest.raises(BudgetExceededError):
+            await client.complete("Hi" * 100, max_output_tokens=5)
+        clock.advance(20)
+        async with built as stream:
+            (state,) = stream.decision.budgets
+            assert state.spent == 0
+            assert (await stream.get_final_completion()).cost == Decimal("0.9")
+        with pytest.raises(BudgetExceededError) as caught:
+            await client.complete("Hi" * 100, max_output_tokens=5)
+        assert caught.value.resets_at is not None
+        assert caught.value.resets_at.timestamp() > clock.time()
 
 
 class Stubborn(ScriptedBackend):
