@@ -12,12 +12,14 @@ from cachespec.affinity import Sessions
 from cachespec.answers import parse_answer
 from cachespec.assembly import Assembly
 from cachespec.backends.base import Attempt, Backend
+from cachespec.blame import AT_DEADLINE_S, of_deadline, of_request
 from cachespec.cache_learning import Sent
 from cachespec.caching import Outcome as CacheOutcome
 from cachespec.clock import Clock
 from cachespec.decide import Asked, Verdict, route_error
 from cachespec.decision import Decision, Latency, Offer, Reason
 from cachespec.errors import (
+    BackendError,
     BudgetExceededError,
     CachespecError,
     ConnectionFailedError,
@@ -232,7 +234,7 @@ class ClientCall:
     async def retry(self, error: CachespecError, *, left_s: float | None) -> Retrying | None:
         held, self._open = self._open, None
         if held is not None:
-            await self._give_back(held, error)
+            await self._give_back(held, error, left_s)
         if self._verdict is None or self._verdict.decision.chosen is None:  # nobody was asked
             self._tell_earlier(error, self._failures)
             return None
@@ -259,12 +261,19 @@ class ClientCall:
         for earlier in failures:
             error.add_note(f"earlier: {earlier.backend}: {type(earlier.error).__name__}: {earlier.error}")
 
-    async def _give_back(self, held: _Open, error: CachespecError) -> None:
+    async def _give_back(self, held: _Open, error: CachespecError, left_s: float | None) -> None:
         """A failed attempt costs nothing, unless the vendor counted, or may have worked before it was cut."""
-        self._learned.health.failed(held.trial, error, self._clock.time())
+        health, waited_s, latency = self._learned.health, anyio.current_time() - held.since, held.offer.latency
+        if isinstance(error, BackendError) and (
+            of_request(error, self._asked.request, held.backend.name)
+            or of_deadline(error, latency=latency, waited_s=waited_s, left_s=left_s)
+        ):
+            health.left(held.trial)
+        else:
+            health.failed(held.trial, error, self._clock.time())
         accepted = held.attempt is not None
         if held.assembly.usage is not None or isinstance(error, _MAYBE_BILLED if accepted else RequestTimeoutError):
-            await self._book(held, "failed", ttft_ms=None, total_ms=(anyio.current_time() - held.since) * 1000)
+            await self._book(held, "failed", ttft_ms=None, total_ms=waited_s * 1000)
         else:
             self._learn(held, "error")
             await to_the_end(lambda: self._ledger.release(held.reservation))
@@ -295,7 +304,8 @@ class ClientCall:
     def _took(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
         """What an answer says of its backend: that it is there, and how long it takes."""
         learned, name, now = self._learned, held.backend.name, self._clock.time()
-        if outcome == "failed":
+        late = self.timeout_s is not None and anyio.current_time() > self._begun_at + self.timeout_s - AT_DEADLINE_S
+        if outcome == "failed" and not late:  # after content a deadline that passed says how patient the caller was
             learned.health.failed(held.trial, StreamInterruptedError("cut", backend=name), now)
         elif outcome != "completed":
             learned.health.left(held.trial)

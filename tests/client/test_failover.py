@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +14,9 @@ from cachespec.errors import (
     AuthenticationError,
     BackendError,
     ConnectionFailedError,
+    NotFoundError,
     OverloadedError,
+    PermissionDeniedError,
     RateLimitError,
     RequestTimeoutError,
     ServerError,
@@ -182,7 +185,9 @@ def of_one_request(limit: str, mode: str = "hard") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("limit", "asked"), [("1.00", 1), ("1.85", 2), ("2.80", 3)])
-async def test_what_earlier_attempts_were_booked_with_counts_against_the_budget_of_their_request(limit: str, asked: int) -> None:
+async def test_what_earlier_attempts_were_booked_with_counts_against_the_budget_of_their_request(
+    limit: str, asked: int
+) -> None:
     """Each attempt is booked with 0.90 USD and may cost about 0.91."""
     backends = [backend(name, cut_before_content(), price="1000") for name in ("a", "b", "c")]
     async with client_of(*backends, policies=of_one_request(limit)) as client:
@@ -211,3 +216,79 @@ async def test_a_budget_of_a_request_that_downgrades_leaves_what_is_left_of_it_t
         done = await client.complete("x" * 880, max_output_tokens=5)
     assert done.backend == "cheap"
     assert not dear.requests
+
+
+WRONG = [NotFoundError("no such conversation", status=404), PermissionDeniedError("not yours", status=403)]
+IMAGE = {"type": "input_image", "file_id": "file-of-somebody-else"}
+NAMING: list[dict[str, Any]] = [
+    {"prompt": "Hi", "extra": {"first": {"conversation": "conv_gone"}}},
+    {"prompt": "Hi", "extra": {"first": {"model": "no-such-model"}}},
+    {"messages": [{"role": "user", "content": [IMAGE]}]},
+    {"prompt": "Hi", "tools": [{"type": "file_search", "vector_store_ids": ["vs_gone"]}]},
+]
+
+
+@pytest.mark.parametrize("error", WRONG)
+@pytest.mark.parametrize("naming", NAMING)
+async def test_what_a_request_names_wrongly_takes_no_backend_out_for_others(
+    naming: dict[str, Any], error: BackendError
+) -> None:
+    first, second = backend("first", refusing(error)), backend("second", price="5")
+    async with client_of(first, second) as client:
+        for _ in range(5):
+            with suppress(type(error)):  # what a vendor keeps does not move
+                await client.complete(**naming)
+        assert len(first.requests) == 5
+        assert client.plan("Hi").chosen == "first"
+        await client.complete("Hi")  # of one that names nothing it is the model, or the key
+        assert client.plan("Hi").chosen == "second"
+
+
+async def test_a_spent_account_is_the_backends_whatever_a_request_names() -> None:
+    first, second = backend("first", refusing(PermissionDeniedError("quota", status=429))), backend("second", price="5")
+    async with client_of(first, second) as client:
+        await client.complete("Hi", extra={"first": {"service_tier": "flex"}})
+        assert client.plan("Hi").chosen == "second"
+
+
+async def test_callers_without_patience_take_no_backend_out_for_others() -> None:
+    first, second = backend("first", say(*"a" * 200, delay_s=0.02)), backend("second", price="5")
+    async with client_of(first, second) as client:
+        for _ in range(4):
+            with pytest.raises(RequestTimeoutError):
+                await client.complete("Hi", timeout=0.005)
+        for _ in range(3):
+            with pytest.raises(StreamInterruptedError):  # content had come
+                await client.complete("Hi", timeout=0.3)
+        assert client.plan("Hi").chosen == "first"
+
+
+@pytest.mark.parametrize("content_first", [True, False])
+async def test_readers_that_sleep_past_their_own_deadline_take_no_backend_out(content_first: bool) -> None:
+    first, second = backend("first", say("one", "two", delay_s=0.001)), backend("second", price="5")
+    async with client_of(first, second) as client:
+        for _ in range(3):
+            async with client.stream("Hi", timeout=0.25) as stream:
+                if content_first:
+                    await stream.__anext__()
+                await anyio.sleep(0.4)
+                with pytest.raises(StreamInterruptedError if content_first else RequestTimeoutError):
+                    await stream.until_done()
+        assert client.plan("Hi").chosen == "first"
+
+
+async def test_one_that_hangs_longer_than_it_usually_takes_is_ill() -> None:
+    first = backend("first", [*[say("quick")] * 30, say("never", delay_s=60)])
+    second = backend("second", price="5")
+    async with client_of(first, second) as client:
+        for _ in range(30):
+            await client.complete("Hi")
+        offer = client.plan("Hi").candidates[0]
+        assert offer.latency.evidence == "measured"
+        assert offer.latency.ttft_high_ms is not None
+        patience = 3 * offer.latency.ttft_high_ms / 1000 + 0.05
+        for _ in range(9):  # three, unless the machine stalls at a deadline
+            if client.plan("Hi").chosen == "first":
+                with pytest.raises(RequestTimeoutError):
+                    await client.complete("Hi", timeout=patience)
+        assert client.plan("Hi").chosen == "second"

@@ -1,0 +1,53 @@
+"""Whose doing a failed attempt was: the backend's, or the request's own, which says nothing of the backend.
+
+Without this one caller could take a healthy backend out for everybody (`health`): by a wrong id, or by little patience. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cachespec.decision import Latency
+from cachespec.errors import BackendError, NotFoundError, PermissionDeniedError, RequestTimeoutError
+from cachespec.messages import OpaquePart, Part, ReasoningPart, ToolResultPart
+from cachespec.request import Request
+
+UNMEASURED_S = 10.0
+"""What a backend is given to the first token where its time was not measured yet; a longer estimate of its own stands."""
+AT_DEADLINE_S = 0.1
+"""What ends this near a deadline was ended by it. Later than that nobody waited: the reader did something else meanwhile."""
+_OF_THE_ACCOUNT = (402, 429)  # statuses of a refusal for money, whatever the request names
+
+
+def of_request(error: BackendError, request: Request, backend: str) -> bool:
+    """Whether a refusal may be about what the request itself names at that backend, not about its model or our key.
+
+    What is not there (404), or not ours (403), is the model or the endpoint where a request names nothing else. Where it has
+    fields of its own for this vendor, or holds objects of a vendor (files, stored answers, reasoning), it may be any of those.
+    """
+    if not isinstance(error, NotFoundError | PermissionDeniedError) or error.status in _OF_THE_ACCOUNT:
+        return False
+    own = request.extra.get(backend) or any(request.passthrough.values()) or any(tool.raw for tool in request.tools)
+    return bool(own) or any(isinstance(part, OpaquePart | ReasoningPart) for part in _parts(request))
+
+
+def of_deadline(error: BackendError, *, latency: Latency, waited_s: float, left_s: float | None) -> bool:
+    """Whether the request's own deadline, `left_s` from now, ended an attempt that gave nothing yet, before it had a fair time.
+
+    Fair is what 95 of 100 answers keep to their first token. `waited_s` is how long ago the attempt began.
+    """
+    if left_s is None or left_s > AT_DEADLINE_S or not isinstance(error, RequestTimeoutError):
+        return False
+    if left_s < -AT_DEADLINE_S:
+        return True
+    usual = latency.ttft_ms if latency.ttft_high_ms is None else latency.ttft_high_ms
+    fair_s = (usual or 0.0) / 1000
+    return waited_s < (fair_s if latency.evidence == "measured" and usual is not None else max(fair_s, UNMEASURED_S))
+
+
+def _parts(request: Request) -> Iterator[Part]:
+    for message in request.messages:
+        for part in message.parts:
+            yield part
+            if isinstance(part, ToolResultPart):
+                yield from part.content
