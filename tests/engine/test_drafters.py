@@ -394,6 +394,23 @@ def test_hybrid_takes_the_suffix_where_it_is_sure() -> None:
     drafter.stop()
 
 
+def test_hybrid_copies_rather_than_read_a_long_prompt() -> None:
+    """A match of one token is not sure, but there at once; the model would have to read the prompt first."""
+    drafter = HybridDrafter(SuffixDrafter(), draft_model(), confidence=1.0)
+    prompt = [*range(20), 3]
+    track = drafter.open(prompt, sampling=GREEDY, namespace=NS)
+    (hint,) = drafter.prospects([track], 4)
+    assert (hint.source, hint.tokens[:1]) == ("suffix", (4,))
+    (draft,) = drafter.propose([track], [4])
+    assert draft.source == "suffix"
+    short = drafter.open([5, 3, 5], sampling=GREEDY, namespace=NS)
+    (near,) = drafter.prospects([short], 4)
+    assert (near.source, near.pending) == ("model", True)
+    for each in (track, short):
+        drafter.close(each, learn=False)
+    drafter.stop()
+
+
 # Vocabularies.
 
 PIECES = [b"a", b"b", b"c", b"", b"e"]

@@ -1,6 +1,7 @@
 """Two drafters in one: the first where it is sure of itself, else the second. Both learn from everything.
 
-Meant for the suffix drafter before a draft model: copying costs nothing, and where nothing is copied the model guesses.
+Meant for the suffix drafter before a draft model: copying costs nothing, and where nothing is copied the model guesses. While
+the model has yet to read the prompt, which takes its time, a guess of the first is better than none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import Any
 from cachespec.engine.drafters.base import Draft, Drafter
 from cachespec.engine.sampling import Sampling
 from cachespec.errors import InputError
+
+_MUCH = 16
+"""Tokens that the second must be behind for reading them to take its time."""
 
 
 class HybridDrafter:
@@ -36,18 +40,25 @@ class HybridDrafter:
         sure = self._first.prospects([a for a, _ in tracks], limit)
         rest = [i for i, draft in enumerate(sure) if not self._takes(draft)]
         for i, draft in zip(rest, self._second.prospects([tracks[i][1] for i in rest], limit), strict=True):
-            if draft.pending or draft.tokens:
+            if self._rather(draft, sure[i]):
                 sure[i] = draft
         return sure
 
     def propose(self, tracks: Sequence[tuple[Any, Any]], lengths: Sequence[int]) -> list[Draft]:
         drafts = self._first.propose([a for a, _ in tracks], lengths)
         rest = [i for i, draft in enumerate(drafts) if lengths[i] and not self._takes(draft)]
+        hints = self._second.prospects([tracks[i][1] for i in rest], max(lengths, default=0)) if rest else []
+        rest = [i for i, hint in zip(rest, hints, strict=True) if self._rather(hint, drafts[i])]
         others = self._second.propose([tracks[i][1] for i in rest], [lengths[i] for i in rest]) if rest else []
         for i, draft in zip(rest, others, strict=True):
             if draft.tokens:
                 drafts[i] = draft
         return drafts
+
+    @staticmethod
+    def _rather(second: Draft, first: Draft) -> bool:
+        """Whether the second's guess is to be had rather than one that the first is not sure of."""
+        return bool(second.tokens) or (second.pending and not (first.tokens and second.behind >= _MUCH))
 
     def _takes(self, draft: Draft) -> bool:
         return bool(draft.confidence) and draft.confidence[0] >= self._confidence
