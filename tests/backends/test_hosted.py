@@ -260,6 +260,17 @@ async def test_retry_after_is_reported(api: Api, wire_server: WireServer) -> Non
 
 
 @pytest.mark.parametrize(
+    ("header", "form"), [("retry-after", "{:.3f}"), ("retry-after", "{:.0f}000"), ("retry-after-ms", "{:.0f}000")]
+)
+def test_a_retry_after_that_is_unix_time_is_read_as_one(header: str, form: str) -> None:
+    found = retry_after({header: form.format(time.time() + 90)})
+    assert found is not None
+    assert 0 < found <= 91
+    assert retry_after({"retry-after": "1700000000"}) == 0.0  # it is over
+    assert retry_after({"retry-after": "86400"}) == 86_400.0
+
+
+@pytest.mark.parametrize(
     ("headers", "seconds"),
     [
         ({"retry-after": "1.5"}, 1.5),

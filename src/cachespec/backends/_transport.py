@@ -30,6 +30,7 @@ from cachespec.errors import (
 )
 from cachespec.events import Event, Finished
 
+_UNIX_S = 1e9  # Unix time in 2001, and a duration of 31 years
 CLOSE_S = 0.1
 """How long closing, and waiting for the last bytes after the protocol's last word, may take."""
 
@@ -202,7 +203,8 @@ def _origin(response: httpx2.Response) -> str:
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """The seconds a server asks to wait: ``retry-after-ms``, or ``retry-after`` as seconds or as a date.
 
-    None where there is no such header, or none that can be read.
+    Some servers send the Unix time, in seconds or milliseconds, instead of a duration; no duration is as long. None where there
+    is no such header, or none that can be read.
     """
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         text = headers.get(name)
@@ -210,6 +212,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
             continue
         with suppress(ValueError):
             seconds = float(text) / scale
+            if seconds >= _UNIX_S:
+                seconds = (seconds if seconds < 1000 * _UNIX_S else seconds / 1000) - datetime.now(UTC).timestamp()
             return max(0.0, seconds) if math.isfinite(seconds) else None
         with suppress(ValueError, TypeError, LookupError, ArithmeticError):  # what the parser says to text that is no date
             moment = parsedate_to_datetime(text)

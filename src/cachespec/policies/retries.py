@@ -14,6 +14,7 @@ from cachespec.errors import (
     PriceUnknownError,
     RequestRejectedError,
 )
+from cachespec.health import asked_pause
 from cachespec.rules import RetryRule
 
 
@@ -44,7 +45,7 @@ def next_attempt(
     A rejected request (400) ends it: the same body would be refused again. A backend that cannot serve us at all (key,
     permission, model not there, budget) is left out for the rest. What may pass (429, 5xx, overload, cut, timeout) moves
     on to the next backend at once, since waiting for a second one costs nothing; when all were tried, the one that is
-    free soonest is tried again after its ``Retry-After`` or an exponential pause with jitter.
+    free soonest is tried again after its ``Retry-After`` (an hour at most) or an exponential pause with jitter.
     """
     import tenacity
 
@@ -85,5 +86,5 @@ def _may_pass(error: Exception) -> bool:
 
 def _ready_at(name: str, failures: Sequence[Failure], pause: float) -> float:
     last = [f for f in failures if f.backend == name][-1]
-    asked = getattr(last.error, "retry_after", None)
-    return last.at + (max(float(asked), 0.0) if asked is not None else pause)
+    asked = asked_pause(last.error)
+    return last.at + (pause if asked is None else asked)
