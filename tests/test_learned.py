@@ -9,7 +9,7 @@ import pytest
 
 from cachespec.decision import Ask, Latency, TokenEstimate
 from cachespec.learned import Answer, Learned
-from cachespec.speeds import MEASURED
+from cachespec.speeds import FORGOTTEN_S, MEASURED
 from cachespec.tokens import Sizes
 from cachespec.usage import Usage
 
@@ -123,3 +123,58 @@ def test_what_was_damaged_is_left_aside_number_by_number(number: str) -> None:
         assert expected is None or expected < 1e9
         learned.answered(ANSWER, now=200.0)
     Learned().load(b"[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        Usage(uncached=1_500, cache_read=0, cache_write={}, output=10**12),
+        Usage(uncached=10**12, cache_read=0, cache_write={}, output=250),
+        Usage(uncached=1_500, cache_read=2**53 - 1, cache_write={}, output=250),
+        Usage(uncached=1_500, cache_read=0, cache_write={}, output=20_000),
+    ],
+)
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_count_that_cannot_be_teaches_nothing(usage: Usage, bounded: bool) -> None:
+    """Neither what it is not, nor the right half of it; held against what was asked for, and without that against anything."""
+    bounds: dict[str, int | None] = {"most_input": 4_100, "most_output": 400} if bounded else {}
+    chat = replace(ASK, session_id="s")
+    answer = replace(ANSWER, ask=chat)
+    learned = taught(answer, times=5)
+    before = learned.dump()
+    learned.answered(
+        replace(answer, usage=usage, most_input=bounds.get("most_input"), most_output=bounds.get("most_output")), now=5.0
+    )
+    assert (learned.dump() == before) == (bounded or (usage.output or 0) > 20_000 or (usage.input_tokens or 0) > 2_000)
+    learned.answered(replace(answer, ask=replace(chat, previous_backend="claude")), now=6.0)
+    assert (learned.turns.outlook(chat).growth or 0.0) < 1_000
+    assert learned.tokens("anthropic:claude").tokens(Sizes(text=4_000, pieces=2)) < 5_000
+
+
+def test_a_measurement_that_is_too_old_is_told_and_what_has_no_prior_is_not_known() -> None:
+    learned = taught(ANSWER, times=30)
+    later = 30.0 + 2 * FORGOTTEN_S
+    said = learned.latency("claude", ASSUMED, TOKENS, local=False, now=later)
+    assert (said.evidence, said.ttft_high_ms) == ("assumed", None)
+    assert "too long ago" in said.detail
+    nothing = Latency(ttft_ms=None, total_ms=None)
+    assert learned.latency("claude", nothing, TOKENS, local=True, now=31.0).evidence == "measured"
+    assert learned.latency("claude", nothing, TOKENS, local=True, now=later) == nothing
+
+
+@pytest.mark.parametrize("number", ["1e7", "1e12", "1e308", "-1e308"])
+def test_what_was_saved_too_large_overflows_nothing(number: str) -> None:
+    data = taught(ANSWER, replace(ANSWER, ask=replace(ASK, session_id="s"))).dump().decode()
+    for found in re.finditer(r"(?<![\w.\"-])-?\d[\d.e+-]*", data):
+        learned = Learned()
+        learned.load((data[: found.start()] + number + data[found.end() :]).encode())
+        for now in (10.0, 1_000.0, 1e9):
+            said = learned.latency("claude", ASSUMED, TOKENS, local=False, now=now)
+            figures = [v for v in (said.ttft_ms, said.total_ms, said.ttft_high_ms, said.total_high_ms) if v is not None]
+            assert all(0 < v < 1e18 for v in figures)
+        assert 0 <= learned.tokens("anthropic:claude").tokens(Sizes(text=4_000, pieces=2)) < 1e9
+        learned.answered(ANSWER, now=11.0)
+        again = Learned()
+        again.load(learned.dump())
+        assert again.dump() == learned.dump()
+        assert not re.search("NaN|Infinity", learned.dump().decode())

@@ -76,3 +76,12 @@ def test_what_was_learned_survives_a_restart_and_garbage_does_not() -> None:
     garbage: list[Any] = [*rows, *([row, row] for row in rows)]
     for bad in garbage:
         assert OutputLengths.from_list(bad).expected(ASK) is None
+
+
+def test_a_length_that_no_answer_has_teaches_nothing() -> None:
+    lengths = OutputLengths()
+    lengths.learn(ASK, 20)
+    for absurd in (10**12, 2**53 - 1, -1):
+        lengths.learn(ASK, absurd)
+    assert lengths.expected(ASK) == 20
+    assert OutputLengths.from_list([["assistant", 1.0, 9e8]]).expected(ASK) is None

@@ -110,6 +110,30 @@ def test_what_was_learned_survives_a_restart_and_garbage_does_not() -> None:
         assert TokenModel.from_dict(bad) == TokenModel()
 
 
+def test_a_count_that_cannot_be_teaches_nothing_and_neither_does_what_was_saved_of_it() -> None:
+    sizes, model = sizes_of(prompt(500).segments), TokenModel()
+    model.learn(sizes, 700)
+    before = model.to_dict()["weights"][:], model.seen
+    for absurd in (10**12, 2**53 - 1, 0, -5):
+        model.learn(sizes, absurd)
+    assert (model.weights, model.seen) == before
+    good = TokenModel().to_dict()
+    bad: tuple[dict[str, Any], ...] = (
+        {"weights": [1e308] * 5},
+        {"spread": [[1e308] * 5] * 5},
+        {"seen": 10**400},
+        {"seen": -1},
+        {"error": 1e300},
+        {"error": -1.0},
+    )
+    for part in bad:
+        assert TokenModel.from_dict({**good, **part}) == TokenModel()
+    crooked = TokenModel.from_dict({**good, "spread": [[0.001 if i == j else -99.0 for j in range(5)] for i in range(5)]})
+    for _ in range(20):
+        crooked.learn(sizes, 700)
+    assert abs(crooked.tokens(sizes) - 700) < 70
+
+
 @pytest.mark.shared
 @pytest.mark.model
 def test_real_prompts_against_a_real_tokenizer(shared_data: Path) -> None:

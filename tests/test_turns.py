@@ -148,3 +148,12 @@ def test_garbage_is_left_aside() -> None:
     every: list[Any] = [None, {}, 3, rows, *([row] for row in rows)]
     for bad in every:
         assert Turns.from_list(bad).outlook(ASK).turns == PRIOR
+
+
+def test_a_growth_that_no_turn_has_teaches_nothing() -> None:
+    turns = Turns()
+    converse(turns, "s", 3)
+    turns.learn(replace(ASK, now=30.0, previous_backend="a"), backend="a", tokens=10**12)
+    assert turns.outlook(ASK).growth == 100
+    rows = turns.to_list()
+    assert Turns.from_list([[*rows[0][:4], 9e8, rows[0][5]]]).outlook(ASK).growth is None

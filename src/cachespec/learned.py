@@ -20,6 +20,8 @@ from cachespec.usage import Usage
 
 _VERSION = 2
 _MODELS = 1_000  # models and backends kept; a client has a handful
+_LARGEST = 10_000_000  # tokens that no prompt and no answer passes
+_OVERHEAD = 4_096  # tokens that a vendor may count beyond what was sent or asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class Answer:
 
     `model` names the tokenizer (provider and model); `sizes` is None where the backend counts exactly. `own` is what the
     backend had said about its time, for an answer of `own_output` tokens, when it knows it itself. `load`: other requests it
-    had under way at the start.
+    had under way at the start. `most_input` and `most_output` are bounds of what the request can have used, where there are.
     """
 
     ask: Ask
@@ -41,6 +43,16 @@ class Answer:
     load: int
     ttft_ms: float | None
     total_ms: float
+    most_input: int | None = None
+    most_output: int | None = None
+
+    @property
+    def believable(self) -> bool:
+        """Whether the counts can be true: one of a million million tokens would be remembered long after the fault."""
+        usage = self.usage
+        return usage is None or (
+            (usage.input_tokens or 0) <= _reach(self.most_input) and (usage.output or 0) <= _reach(self.most_output)
+        )
 
 
 class Learned:
@@ -77,14 +89,20 @@ class Learned:
         """
         own = own_latency(assumed, local=local)
         model = self._speeds.get(backend)
-        if local and (model is None or model.own != (own is not None) or (own is None and model.answers < MEASURED)):
+        if local and (model is None or model.own != (own is not None)):
             return assumed
         model = model or self._unmeasured
         load = self.health.load(backend)
         work = _work(tokens.uncached, tokens.cache_read, tokens.cache_write, tokens.output_expected, own, load)
         speed = model.speed(work, now=now)
         if not speed.measured:
-            detail = f"{speed.answers} of {MEASURED} answers that make a measurement" if speed.answers else assumed.detail
+            if local and own is None:
+                return assumed
+            detail = assumed.detail
+            if speed.answers >= MEASURED:
+                detail = "its last answer is too long ago"
+            elif speed.answers:
+                detail = f"{speed.answers} of {MEASURED} answers that make a measurement"
             return Latency(
                 ttft_ms=speed.ttft_ms,
                 total_ms=speed.total_ms,
@@ -103,9 +121,9 @@ class Learned:
         )
 
     def answered(self, answer: Answer, *, now: float) -> None:
-        """Take up an answer. What was not counted teaches no counts, what was not timed no times."""
+        """Take up an answer. What was not counted, or cannot be so, teaches no counts, and what was not timed no times."""
         usage = answer.usage
-        if usage is None:
+        if usage is None or not answer.believable:
             return
         self.answers += 1
         if answer.sizes is not None and usage.input_tokens is not None:
@@ -122,14 +140,19 @@ class Learned:
         work = _work(usage.uncached, usage.cache_read, usage.written, usage.output, own, answer.load)
         model.learn(work, ttft_ms=answer.ttft_ms, total_ms=answer.total_ms, now=now)
 
+    def forget(self, backend: str) -> None:
+        """Another server, account or model answers by this name now: how it is, and how fast, is not known."""
+        self._speeds.pop(backend, None)
+        self.health.forget(backend)
+
     def dump(self) -> bytes:
-        """What was learned, for `load`; health is not: it is of the moment."""
+        """What was learned, for `load`; health is not: it is of the moment. All of it is finite: see `load`."""
         speeds = {name: [model.own, model.to_dict()] for name, model in self._speeds.items()}
         tokens = {name: model.to_dict() for name, model in self._tokens.items() if model.seen}
         return json.dumps([_VERSION, tokens, self.outputs.to_list(), self.turns.to_list(), speeds]).encode()
 
     def load(self, data: bytes) -> None:
-        """Take up what `dump` gave; what cannot be read is left aside."""
+        """Take up what `dump` gave; what cannot be read, or no answers could have taught, is left aside."""
         try:
             version, tokens, outputs, turns, speeds = json.loads(data, parse_constant=_no_number)
             if version != _VERSION:
@@ -143,6 +166,11 @@ class Learned:
             return
         self._tokens, self.outputs, self.turns = models, lengths, follow
         self._speeds |= measured
+
+
+def _reach(bound: int | None) -> int:
+    """The largest count that may be true: bounds are the vendor's word too, and some add a prompt of their own."""
+    return _LARGEST if bound is None else min(_LARGEST, 2 * bound + _OVERHEAD)
 
 
 def _no_number(name: str) -> NoReturn:

@@ -20,7 +20,7 @@ BORROWED = 4.0
 """How many answers of its own a class needs before it outweighs the one above it."""
 _MEMORY = 64.0  # answers after which an old one has lost its weight: traffic changes
 _CLASSES = 20_000
-_LONGEST = 1e9  # tokens that no answer has
+_LONGEST = 10_000_000  # tokens that no answer has
 
 Class: TypeAlias = tuple[str, ...]
 """A class of traffic: it begins with the one above it."""
@@ -44,7 +44,9 @@ class OutputLengths:
         return mean
 
     def learn(self, ask: Ask, tokens: int) -> None:
-        """An answer to this request, read to its end, had so many output tokens."""
+        """An answer to this request, read to its end, had so many output tokens. One that none has teaches nothing."""
+        if not 0 <= tokens <= _LONGEST:
+            return
         for key in classes(ask):
             weight, mean = self._classes.get(key, (0.0, 0.0))
             weight = min(weight + 1.0, _MEMORY)
@@ -61,7 +63,7 @@ class OutputLengths:
     def from_list(cls, data: Any) -> OutputLengths:
         """What `to_list` gave; rows that cannot be that are left out."""
         made = cls()
-        rows = ((key, weight, mean) for key, weight, mean in counted(data) if 0 < weight <= _MEMORY and mean < _LONGEST)
+        rows = ((key, weight, mean) for key, weight, mean in counted(data) if 0 < weight <= _MEMORY and mean <= _LONGEST)
         made._classes.update((key, (weight, mean)) for key, weight, mean in rows)
         return made
 

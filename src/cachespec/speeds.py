@@ -6,8 +6,13 @@ the other requests under way; the time after it is linear in the output. Both ar
 far answers scatter around the line is kept as well, as the spread of the logarithm of actual over expected time (times of
 answers are about lognormal), because limits are kept by the slow answers, not by the mean one.
 
-What is known grows old: after `STALE_S` without an answer the estimate leans back towards the prior, so that a backend that
-was slow once is tried again.
+A single answer far off the line says little: one in 20 may be later than the 95% figure. So an answer counts as no farther off
+than that figure, or than another one of the last 20 was (winsorising: Huber, Robust Statistics, 1.7): two slow ones are a
+change, one is not.
+
+What is known grows old: after `STALE_S` without an answer half of each figure is the prior again (which has no spread: it is
+the slow answers' figure as well), and after `FORGOTTEN_S` it no longer counts as measured. So a backend that was slow once
+is tried again.
 """
 
 from __future__ import annotations
@@ -19,6 +24,8 @@ from typing import Any
 
 STALE_S = 900.0
 """Seconds after which half of what was learned is doubted."""
+FORGOTTEN_S = 4 * STALE_S
+"""Seconds after which what was learned is no measurement any more."""
 HIGH = 0.95
 """The quantile that latency limits are held against."""
 _FORGET = 0.9
@@ -27,6 +34,11 @@ _STEP = 0.1
 _DEVIATIONS = 1.645  # of a normal law, that `HIGH` of it stay below
 _LEVEL = 0.3
 _FARTHEST = math.log(1e4)
+_WITNESSES = round(1 / (1 - HIGH)) - 1  # other answers that may confirm that one which is far off is no accident
+_VARIANCE = 0.06  # of the log of actual over expected, when nothing is known: that of answers within a factor of 1.5
+_WIDEST = 4.0  # the largest square of such a log that counts
+_MOST = 1e9  # milliseconds, or tokens, that count: so that no figure overflows
+_MOST_ANSWERS = 10**12
 MEASURED = 3
 """Answers after which an estimate counts as measured."""
 
@@ -48,59 +60,73 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Expected milliseconds, and those that `HIGH` of the answers keep; `answers` is how many taught it."""
+    """Expected milliseconds, and those that `HIGH` of the answers keep; `answers` is how many taught it.
+
+    `measured`: by enough of them, of which the last is not too long ago.
+    """
 
     ttft_ms: float
     total_ms: float
     ttft_high_ms: float
     total_high_ms: float
     answers: int
-
-    @property
-    def measured(self) -> bool:
-        return self.answers >= MEASURED
+    measured: bool
 
 
 @dataclass(slots=True)
 class _Line:
-    """A linear form fitted to relative errors, with the quantiles of what is left over."""
+    """A linear form fitted to relative errors, with the spread of what is left over."""
 
     prior: tuple[float, ...]
     weights: list[float] = field(default_factory=list)
     spread: list[list[float]] = field(default_factory=list)
     level: float = 0.0  # log of how far the last answers lie off the line: a change of speed shows here first
-    variance: float = 0.06  # of the log of actual over expected; at first that of answers within a factor of 1.5
+    variance: float = _VARIANCE
+    witnesses: list[float] = field(default_factory=list)  # logs of actual over expected of the last answers
 
     def __post_init__(self) -> None:
         if not self.weights:
-            self.weights = list(self.prior)
-            self.spread = [[(w * w if i == j else 0.0) for j in range(len(self.prior))] for i, w in enumerate(self.prior)]
+            self.weights, self.spread = list(self.prior), self._doubt()
 
     @property
     def high(self) -> float:
         """The factor over the expected time that `HIGH` of the answers stay below."""
         return math.exp(_DEVIATIONS * math.sqrt(self.variance))
 
-    def value(self, x: Sequence[float], trust: float) -> float:
+    def value(self, x: Sequence[float], trust: float, factor: float = 1.0) -> float:
+        """What was learned, times `factor`, as far as it is trusted; the prior as far as not."""
         learned = assumed = 0.0
         for value, weight, prior in zip(x, self.weights, self.prior, strict=True):
             learned += weight * value
             assumed += prior * value
-        return max(trust * learned * math.exp(self.level) + (1 - trust) * assumed, 1e-3)
+        return max(trust * factor * learned * math.exp(self.level) + (1 - trust) * assumed, 1e-3)
+
+    def age(self, trust: float) -> None:
+        """Lean back to the prior for good, so that the next answer is held against what `value` gave with this trust."""
+        level, doubt = trust * self.level, self._doubt()
+        kept, assumed = trust * math.exp(self.level - level), (1 - trust) * math.exp(-level)
+        self.weights = [min(kept * w + assumed * p, _MOST) for w, p in zip(self.weights, self.prior, strict=True)]
+        pairs = zip(self.spread, doubt, strict=True)
+        self.spread = [[trust * a + (1 - trust) * b for a, b in zip(row, new, strict=True)] for row, new in pairs]
+        self.level, self.variance = level, trust * self.variance + (1 - trust) * _VARIANCE
 
     def learn(self, x: Sequence[float], actual: float) -> None:
-        n = len(x)
-        ratio = math.log(max(actual, 1e-3) / self.value(x, 1.0))
+        n, expected = len(x), self.value(x, 1.0)
+        ratio = self._weighed(math.log(min(max(actual, 1e-3), _MOST) / expected))
+        actual = min(max(expected * math.exp(ratio), 1e-3), _MOST)
         self.level = max(min(self.level + _LEVEL * ratio, _FARTHEST), -_FARTHEST)
-        self.variance += _STEP * (min(ratio * ratio, 4.0) - self.variance)
-        scaled = [v / max(actual, 1e-3) for v in x]
+        self.variance += _STEP * (min(ratio * ratio, _WIDEST) - self.variance)
+        scaled = [v / actual for v in x]
         gain = [sum(row[j] * scaled[j] for j in range(n)) for row in self.spread]
         total = _NOISE**2 + sum(scaled[i] * gain[i] for i in range(n))
+        if not total >= _NOISE**2 / 2:  # no matrix of a spread: rounding, or what was saved was damaged
+            self.spread = self._doubt()
+            return
         wrong = 1.0 - sum(self.weights[i] * scaled[i] for i in range(n))
         # One answer that hung must not turn the line over.
         wrong = max(min(wrong, 1.0), -4.0)
         for i in range(n):
-            self.weights[i] = max(self.weights[i] + gain[i] * wrong / total, 0.0)
+            self.weights[i] = min(max(self.weights[i] + gain[i] * wrong / total, 0.0), _MOST)
         for i in range(n):
             for j in range(n):
                 self.spread[i][j] = (self.spread[i][j] - gain[i] * gain[j] / total) / _FORGET
@@ -111,6 +137,21 @@ class _Line:
                 for j in range(n):
                     self.spread[i][j] *= shrink
                     self.spread[j][i] *= shrink
+        if not all(abs(v) <= _MOST**2 for row in self.spread for v in row) or min(self.spread[i][i] for i in range(n)) < 0:
+            self.spread = self._doubt()
+
+    def _weighed(self, ratio: float) -> float:
+        """How far off an answer counts as, of how far off it was."""
+        if len(self.witnesses) < MEASURED:  # the line is a prior yet, and no answer is too far from that
+            self.witnesses.append(0.0)
+            return ratio
+        usual = _DEVIATIONS * math.sqrt(self.variance)
+        most, least = max(usual, *self.witnesses), min(-usual, *self.witnesses)
+        self.witnesses = [*self.witnesses[1 - _WITNESSES :], max(min(ratio, _FARTHEST), -_FARTHEST)]
+        return max(min(ratio, most), least)
+
+    def _doubt(self) -> list[list[float]]:
+        return [[(w * w if i == j else 0.0) for j in range(len(self.prior))] for i, w in enumerate(self.prior)]
 
 
 @dataclass(slots=True)
@@ -136,39 +177,62 @@ class SpeedModel:
 
     def speed(self, work: Work, *, now: float) -> Speed:
         """What this work is expected to take at `now` (Unix seconds)."""
-        trust = 0.0 if self.seen_at is None else 0.5 ** (max(now - self.seen_at, 0.0) / STALE_S)
-        x = self._inputs(work)
-        first, rest = self._first.value(x[0], trust), self._rest.value(x[1], trust)
-        first_high = first * self._first.high
+        age = self._age(now)
+        trust = 0.5 ** (age / STALE_S)
+        x, y = self._inputs(work)
+        first, rest = self._first.value(x, trust), self._rest.value(y, trust)
+        first_high, rest_high = self._first.value(x, trust, self._first.high), self._rest.value(y, trust, self._rest.high)
         return Speed(
             ttft_ms=first,
             total_ms=first + rest,
             ttft_high_ms=first_high,
-            total_high_ms=first_high + rest * self._rest.high,
+            total_high_ms=first_high + rest_high,
             answers=self.answers,
+            measured=self.answers >= MEASURED and age <= FORGOTTEN_S,
         )
 
     def learn(self, work: Work, *, ttft_ms: float | None, total_ms: float, now: float) -> None:
         """An answer took this long; `ttft_ms` None: nothing came that could be timed."""
         if ttft_ms is None or not (0 <= ttft_ms <= total_ms < math.inf):
             return
+        age = self._age(now)
+        if age > FORGOTTEN_S:
+            self.answers = 0
+        for line in (self._first, self._rest):
+            line.age(0.5 ** (age / STALE_S))
+            if not self.answers:
+                line.witnesses = []
         first, rest = self._inputs(work)
         if max(first) > 0:
             self._first.learn(first, ttft_ms)
         if work.output > 1 and max(rest) > 0:
             self._rest.learn(rest, max(total_ms - ttft_ms, 1e-3))
-        self.answers += 1
+        self.answers = min(self.answers + 1, _MOST_ANSWERS)
         self.seen_at = now
 
+    def _age(self, now: float) -> float:
+        """Seconds since the last answer; after a clock was set back, as many as it was."""
+        return math.inf if self.seen_at is None else abs(now - self.seen_at)
+
     def _inputs(self, work: Work) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        first: tuple[float, ...]
+        rest: tuple[float, ...]
         if self.own:
-            return (work.own_first_ms,), (work.own_rest_ms,)
-        return (1.0, float(work.uncached), float(work.cached), float(work.load)), (float(work.output), 1.0)
+            first, rest = (work.own_first_ms,), (work.own_rest_ms,)
+        else:
+            first, rest = (1.0, work.uncached, work.cached, work.load), (work.output, 1.0)
+        return tuple(min(float(v), _MOST) for v in first), tuple(min(float(v), _MOST) for v in rest)
 
     def to_dict(self) -> dict[str, Any]:
         """What it learned, as JSON."""
         lines = {
-            name: {"weights": line.weights, "spread": line.spread, "level": line.level, "variance": line.variance}
+            name: {
+                "weights": line.weights,
+                "spread": line.spread,
+                "level": line.level,
+                "variance": line.variance,
+                "witnesses": line.witnesses,
+            }
             for name, line in (("first", self._first), ("rest", self._rest))
         }
         return {**lines, "answers": self.answers, "seen_at": self.seen_at}
@@ -178,19 +242,22 @@ class SpeedModel:
         try:
             lines = [_read(data[name], line.prior) for name, line in (("first", self._first), ("rest", self._rest))]
             answers, seen_at = int(data["answers"]), None if data["seen_at"] is None else float(data["seen_at"])
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, ValueError, KeyError, OverflowError):
             return
-        self._first, self._rest = lines
-        self.answers, self.seen_at = answers, seen_at
+        if 0 <= answers <= _MOST_ANSWERS and (seen_at is None or math.isfinite(seen_at)):
+            self._first, self._rest = lines
+            self.answers, self.seen_at = answers, seen_at
 
 
 def _read(data: Any, prior: tuple[float, ...]) -> _Line:
+    """A line that answers could have made; whatever it is asked for stays a number. Raises ValueError and the like."""
     weights = [float(v) for v in data["weights"]]
     spread = [[float(v) for v in row] for row in data["spread"]]
+    witnesses = [float(v) for v in data["witnesses"]]
     level, variance, size = float(data["level"]), float(data["variance"]), len(prior)
-    shaped = len(weights) == len(spread) == size and all(len(row) == size for row in spread)
-    if not shaped or not all(math.isfinite(v) for v in (*weights, *(v for row in spread for v in row), level, variance)):
-        raise ValueError("not what was written")
-    if min(weights) < 0 or variance < 0 or abs(level) > _FARTHEST or min(spread[i][i] for i in range(size)) < 0:
+    shaped = len(weights) == len(spread) == size and all(len(row) == size for row in spread) and len(witnesses) <= _WITNESSES
+    fine = all(0 <= w <= _MOST for w in weights) and all(abs(v) <= _MOST**2 for row in spread for v in row)
+    fine = fine and 0 <= variance <= _WIDEST and all(abs(v) <= _FARTHEST for v in (level, *witnesses))
+    if not shaped or not fine or min(spread[i][i] for i in range(size)) < 0:
         raise ValueError("out of range")
-    return _Line(prior, weights, spread, level, variance)
+    return _Line(prior, weights, spread, level, variance, witnesses)

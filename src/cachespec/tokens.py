@@ -24,6 +24,10 @@ _DOUBT = (0.08, 0.15, 0.08, 0.10, 3.0)
 _NOISE = 0.06
 """Relative spread of a vendor's count around the linear form, seen between kinds of text of one tokenizer."""
 _DRIFT = 0.03
+_HEAVIEST = 10_000.0  # tokens that nothing of what is weighed has; a piece has a few, and what a vendor puts before it
+_FARTHEST = 1e6  # a relative error
+_WIDEST = 100.0  # a product of two doubts
+_MOST_SEEN = 10**12
 IMAGE_TOKENS = 1_000
 """What an image is taken to hold: vendors count them by size and detail, which no byte says."""
 
@@ -85,19 +89,22 @@ class TokenModel:
         return max(round(linear) + IMAGE_TOKENS * sizes.images, 1 if sizes.pieces else 0)
 
     def learn(self, sizes: Sizes, reported: int) -> None:
-        """Take up what a vendor counted for a prompt. Prompts with images, and empty counts, teach nothing."""
-        if reported <= 0 or sizes.images or not sizes.pieces:
+        """Take up what a vendor counted for a prompt. Prompts with images, and counts that cannot be, teach nothing."""
+        if reported <= 0 or sizes.images or not sizes.pieces or reported > _most(sizes):
             return
-        miss = abs(self.tokens(sizes) - reported) / reported
+        miss = min(abs(self.tokens(sizes) - reported) / reported, _FARTHEST)
         self.error = miss if self.error is None else 0.9 * self.error + 0.1 * miss
-        self.seen += 1
+        self.seen = min(self.seen + 1, _MOST_SEEN)
         x = [value / reported for value in (sizes.text, sizes.wide, sizes.tools, sizes.json, sizes.pieces)]
         gain = [sum(row[j] * x[j] for j in range(5)) for row in self.spread]
         scale = _NOISE**2 + sum(x[i] * gain[i] for i in range(5))
+        if not scale >= _NOISE**2 / 2:  # no matrix of doubts: rounding, or what was saved was damaged
+            self.spread = _diagonal(_DOUBT)
+            return
         wrong = 1.0 - sum(self.weights[i] * x[i] for i in range(5))
         for i in range(5):
             # A weight below nothing would make longer prompts shorter.
-            self.weights[i] = max(self.weights[i] + gain[i] * wrong / scale, 0.0)
+            self.weights[i] = min(max(self.weights[i] + gain[i] * wrong / scale, 0.0), _HEAVIEST)
         for i in range(5):
             for j in range(5):
                 self.spread[i][j] -= gain[i] * gain[j] / scale
@@ -105,6 +112,8 @@ class TokenModel:
             # Doubt grows again with every report, since a model may change behind its name; never beyond where it began.
             grown = min(self.spread[i][i] + (_DRIFT * _DOUBT[i]) ** 2, _DOUBT[i] ** 2)
             self.spread[i][i] = grown if math.isfinite(grown) and grown > 0 else _DOUBT[i] ** 2
+        if not all(abs(v) <= _WIDEST for row in self.spread for v in row):
+            self.spread = _diagonal(_DOUBT)
 
     def to_dict(self) -> dict[str, Any]:
         """What it learned, as JSON."""
@@ -117,11 +126,16 @@ class TokenModel:
             weights, spread = [float(v) for v in data["weights"]], [[float(v) for v in row] for row in data["spread"]]
             seen, error = int(data["seen"]), data["error"]
             made = cls(weights, spread, seen, None if error is None else float(error))
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, ValueError, KeyError, OverflowError):
             return cls()
-        numbers = [*weights, *(v for row in spread for v in row), made.error or 0.0]
-        fits = len(weights) == len(spread) == 5 and all(len(row) == 5 for row in spread)
-        return made if fits and all(math.isfinite(v) for v in numbers) and min(weights) >= 0 else cls()
+        shaped = len(weights) == len(spread) == 5 and all(len(row) == 5 for row in spread)
+        fine = all(0 <= w <= _HEAVIEST for w in weights) and all(abs(v) <= _WIDEST for row in spread for v in row)
+        return made if shaped and fine and 0 <= seen <= _MOST_SEEN and 0 <= (made.error or 0.0) <= _FARTHEST else cls()
+
+
+def _most(sizes: Sizes) -> int:
+    """More tokens than these sizes can have: a token is a byte at least, and a vendor adds some of its own."""
+    return 2 * (sizes.text + sizes.wide + sizes.tools + sizes.json) + 16 * sizes.pieces + 4_096
 
 
 def _diagonal(doubt: Sequence[float]) -> list[list[float]]:

@@ -28,7 +28,8 @@ _FADES = 1 - 1 / 256  # of the counts, with each turn: traffic changes
 _SPANS = 16  # gaps by powers of two seconds
 _CLASSES = 5_000
 _SESSIONS = 20_000
-_LARGEST = 1e9
+_LARGEST = 1e9  # of a count
+_GROWN = 10_000_000  # tokens that no turn adds
 
 _Session: TypeAlias = tuple[str | None, str]
 
@@ -131,7 +132,7 @@ class Turns:
             match given:
                 case [list() as key, went_on, ended, grown, growth, list() as gaps] if all(isinstance(k, str) for k in key):
                     numbers = (went_on, ended, grown, growth, *gaps)
-                    fine = all(isinstance(n, int | float) and 0 <= n < _LARGEST for n in numbers)
+                    fine = all(isinstance(n, int | float) and 0 <= n < _LARGEST for n in numbers) and growth <= _GROWN
                     if fine and key and len(gaps) == _SPANS:
                         counts = [float(n) for n in gaps]
                         made._known[tuple(key)] = _Row(float(went_on), float(ended), float(grown), float(growth), counts)
@@ -169,7 +170,7 @@ class Turns:
         for row in (row for key in keys if (row := self._known.get(key)) is not None):
             row.gaps = [count * _FADES for count in row.gaps]
             row.gaps[span] += 1.0
-            if grown is not None and grown >= 0:
+            if grown is not None and 0 <= grown <= _GROWN:
                 row.grown = row.grown * _FADES + 1.0
                 row.growth += (grown - row.growth) / row.grown
 
