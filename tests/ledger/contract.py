@@ -126,6 +126,46 @@ class LedgerContract:
         await ledger.aclose()
 
     @pytest.mark.anyio
+    async def test_a_clock_that_leapt_ahead_and_was_set_back_fills_no_window_to_come(
+        self, ledger: FullLedger, clock: Clock
+    ) -> None:
+        """Only what was recorded at the wrong time itself counts until then: what comes after it counts when it came."""
+        year = 365 * 86_400
+        clock.now += year
+        await ledger.settle(await ledger.reserve(hold("1", accounts=("all",))), spent("0.1"))
+        clock.now -= year
+        for day in range(4):
+            today = limit("1", since=NOON + timedelta(days=day), resets_at=NOON + timedelta(days=day + 1))
+            for _ in range(2):
+                await ledger.settle(await ledger.reserve(hold("0.4", today)), spent("0.4"))
+            assert figures(await ledger.refresh([today])) == [("0.9", "0")]
+            clock.now += 86_400
+        assert figures(await ledger.refresh([limit("9"), limit("1", since=NOON + timedelta(days=4))])) == [
+            ("3.3", "0"),
+            ("0.1", "0"),
+        ]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_short_windows_come_and_go_and_long_ones_stay_right(self, ledger: FullLedger, clock: Clock) -> None:
+        hour = limit("99", since=NOON - timedelta(hours=1))
+        reset = limit("99", since=NOON + timedelta(minutes=2))
+        for minute in range(200):
+            now = limit("1", since=NOON + timedelta(minutes=minute))
+            for _ in range(2):
+                await ledger.settle(await ledger.reserve(hold("0.2", limit("999"), hour, now)), spent("0.1"))
+            assert figures(ledger.snapshot([now, hour, limit("999")])) == [
+                ("0.2", "0"),
+                *[(str(Decimal(2 * minute + 2) / 10), "0")] * 2,
+            ]
+            if minute == 2:
+                await ledger.reset([reset])
+            clock.now += 60
+        asked = [limit("9", since=NOON + timedelta(minutes=m)) for m in (0, 2, 190, 300)]
+        assert figures(await ledger.refresh(asked)) == [("40", "0"), ("39.4", "0"), ("2", "0"), ("0", "0")]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
     async def test_settling_is_done_once(self, ledger: FullLedger) -> None:
         budget = limit("1")
         reservation = await ledger.reserve(hold("0.5", budget))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -33,10 +34,24 @@ async def test_old_entries_go_and_sums_stay() -> None:
 async def test_a_clock_set_back_loses_no_spending() -> None:
     clock = Clock()
     ledger = MemoryLedger(clock=clock)
-    await ledger.settle(await ledger.reserve(hold("1", accounts=("all",))), spent("1"))
-    clock.now -= 3600
-    await ledger.settle(await ledger.reserve(hold("1", accounts=("all",))), spent("1"))
-    assert figures(ledger.snapshot([limit("9", since=NOON)])) == [("2", "0")]
+    for amount, hours in (("1", -1), ("2", -1), ("4", 3)):
+        await ledger.settle(await ledger.reserve(hold("9", accounts=("all",))), spent(amount))
+        clock.now += 3600 * hours
+    starts = [NOON + timedelta(hours=h) for h in (-3, -2, -1, 0, 1)]
+    assert [s for s, _ in figures(ledger.snapshot([limit("9", since=at) for at in starts]))] == ["7", "7", "3", "1", "0"]
+
+
+@pytest.mark.anyio
+async def test_it_stays_small_where_windows_are_short_and_sessions_many() -> None:
+    clock = Clock()
+    ledger = MemoryLedger(clock=clock)
+    for minute in range(500):
+        now = limit("1", since=NOON + timedelta(minutes=minute))
+        ledger.snapshot([limit("1", account=f"session:{minute}")])
+        await ledger.settle(await ledger.reserve(hold("0.2", limit("999"), now)), spent("0.1"))
+        clock.now += 60
+    assert len(ledger._accounts["all"].windows) <= 64
+    assert list(ledger._accounts) == ["all"]
 
 
 @pytest.mark.anyio

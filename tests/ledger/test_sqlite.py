@@ -471,6 +471,35 @@ async def test_what_nobody_asks_for_is_swept_away(tmp_path: Path, monkeypatch: p
     await ledger.aclose()
 
 
+@pytest.mark.anyio
+async def test_counters_of_windows_that_ended_go_and_what_is_shown_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachespec.ledger.sqlite._ACCOUNTS", 50)
+    clock = Clock()
+    ledger = SqliteLedger(str(tmp_path / "ledger.db"), clock=clock)
+    day, total = limit("99", since=NOON - timedelta(hours=12)), limit("999")
+    for minute in range(100):
+        now = limit("1", since=NOON + timedelta(minutes=minute))
+        await ledger.settle(await ledger.reserve(hold("0.2", total, day, now)), spent("0.1"))
+        clock.now += 60
+    assert ledger._connection is not None
+    count = "SELECT COUNT(*) FROM counters WHERE account = 'all'"
+    assert ledger._connection.execute(count).fetchone()[0] < 10
+    made = "SELECT used FROM counters WHERE account = 'all' AND since = 0"
+    assert ledger._connection.execute(made).fetchone()[0] > (clock.now - 180) * 1_000_000  # kept, and known to be in use
+    sessions = [limit("1", account=f"session:{i}") for i in range(200)]
+    for session in sessions:
+        await ledger.settle(await ledger.reserve(hold("0.2", session)), spent("0.1"))
+    assert len(ledger._known) == 50
+    assert figures(await ledger.refresh(sessions)) == [("0.1", "0")] * 200
+    assert len(ledger._known) == 50
+    with pytest.raises(BudgetExceededError):
+        await ledger.reserve(hold("0.95", sessions[0]))
+    assert figures(ledger.snapshot(sessions[:1])) == [("0.1", "0")]
+    await ledger.aclose()
+
+
 def test_one_ledger_in_several_event_loops(tmp_path: Path) -> None:
     ledger = SqliteLedger(str(tmp_path / "ledger.db"))
     for backend in ("asyncio", "trio", "asyncio"):

@@ -10,8 +10,8 @@ import secrets
 import threading
 import time
 from array import array
-from bisect import bisect_left
-from collections import deque
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,29 +30,42 @@ from cachespec.ledger._amounts import (
 from cachespec.ledger.base import Entry, Hold, Limit, Settlement, Totals
 
 _REMEMBERED = 4096  # settled ids kept, so that settling twice is told from settling what never was
+_WINDOWS = 64  # sums kept of one account, more than periods and time zones have windows open at once; others are made anew
 
 
 @dataclass(slots=True)
 class _Account:
-    """One counter: its open reservations, its spending in order of time, and the sums of the windows asked for."""
+    """One counter: its open reservations, its spending in order of time, and the sums of the windows asked for last."""
 
     held: set[str] = field(default_factory=set)
     times: array[int] = field(default_factory=lambda: array("q"))
     units: array[int] = field(default_factory=lambda: array("q"))
-    windows: dict[int, int] = field(default_factory=dict)
+    windows: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    forgiven: dict[int, int] = field(default_factory=dict)  # what `reset` took off windows
 
     def spend(self, now: int, units: int) -> None:
-        at = max(now, self.times[-1]) if self.times else now  # a clock that was set back must not unsort them
-        self.times.append(at)
-        self.units.append(units)
+        place = bisect_right(self.times, now)  # the end, unless the clock was set back
+        self.times.insert(place, now)
+        self.units.insert(place, units)
         for since in self.windows:
-            if at >= since:
+            if now >= since:
                 self.windows[since] += units
 
     def since(self, moment: int) -> int:
-        if moment not in self.windows:
-            self.windows[moment] = sum(self.units[bisect_left(self.times, moment) :])
+        if moment in self.windows:
+            self.windows.move_to_end(moment)
+        else:
+            self.windows[moment] = self._sum(moment) - self.forgiven.get(moment, 0)
+            if len(self.windows) > _WINDOWS:
+                self.windows.popitem(last=False)
         return self.windows[moment]
+
+    def forgive(self, moment: int) -> None:
+        self.forgiven[moment] = self._sum(moment)
+        self.windows[moment] = 0
+
+    def _sum(self, moment: int) -> int:
+        return sum(self.units[bisect_left(self.times, moment) :])
 
 
 @dataclass(slots=True)
@@ -187,7 +200,7 @@ class MemoryLedger:
         with self._lock:
             self._check_open()
             for limit in limits:
-                self._account(limit.account).windows[to_micros(limit.since)] = 0
+                self._account(limit.account).forgive(to_micros(limit.since))
 
     async def accounts(self) -> tuple[str, ...]:
         """See `Ledger.accounts`."""
@@ -248,7 +261,9 @@ class MemoryLedger:
         return self._accounts[name]
 
     def _look(self, limit: Limit) -> tuple[int, int]:
-        account, now = self._account(limit.account), self._now()
+        account, now = self._accounts.get(limit.account), self._now()
+        if account is None:
+            return 0, 0
         reserved = sum(units for _, units, end in map(self._open.__getitem__, account.held) if end > now)
         return account.since(to_micros(limit.since)), reserved
 

@@ -7,7 +7,7 @@
 - **Cancellation.** A call is queued before it waits, so it is done even if the task that made it is cancelled, in whatever
   way and however often; a reservation whose caller went away is released again.
 - **Exact.** Amounts are whole numbers of 1e-12 USD. What an account spent since a window began is kept in a counter that
-  every settlement adds to, so a reservation costs the same after a million requests.
+  every settlement adds to, so a reservation costs the same after a million requests; those of windows that ended go.
 - **Crashes.** A process that dies loses nothing that was settled; its reservations free their room when the lease ends,
   and can still be settled afterwards. Write-ahead logging with ``synchronous=NORMAL`` survives a crash of the process;
   after a loss of *power* the last transactions since the log was last synced may be missing, the file stays consistent.
@@ -20,7 +20,8 @@ import json
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -46,9 +47,10 @@ from cachespec.ledger._writer import Writer, complain, result_of
 from cachespec.ledger.base import Entry, Hold, Limit, Settlement, Totals
 from cachespec.usage import Usage
 
-_HOUR, _DAY = 3_600_000_000, 86_400_000_000  # microseconds
+_MINUTE, _DAY = 60_000_000, 86_400_000_000  # microseconds
 _CHECKPOINT = 64  # settlements between two syncs of the log, which cost milliseconds: nobody waits for a first token then
-_WINDOWS = 16  # windows of one account whose last known state is kept
+_ACCOUNTS, _WINDOWS = 4096, 64  # accounts, and windows of each, looked at last, whose state is kept for `snapshot`
+_IDLE = 5 * _MINUTE  # a counter not used for so long, and for longer than it was in use, is of a window that ended
 _KEEP_UNSETTLED = 30 * _DAY  # a reservation whose process died may be settled this long after its lease
 
 T = TypeVar("T")
@@ -64,6 +66,7 @@ def _whole(high: int, low: int) -> int:
 
 
 _SUM = _halves("units")
+_NONE: Mapping[int, tuple[int, int]] = {}
 _COUNTS = ("uncached", "cache_read", "cache_write", "output")
 
 
@@ -85,7 +88,7 @@ class SqliteLedger:
         self._writer = Writer()
         self._connection: sqlite3.Connection | None = None
         self._closed = False
-        self._known: dict[str, dict[int, tuple[int, int]]] = {}  # account, since: spent and reserved, last seen
+        self._known: OrderedDict[str, OrderedDict[int, tuple[int, int]]] = OrderedDict()  # account, since: spent, reserved
         self._writes = self._settled = 0
 
     # -- the ledger contract ---------------------------------------------------------------------------------------
@@ -120,20 +123,19 @@ class SqliteLedger:
     def snapshot(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
         """See `Ledger.snapshot`: as of this process's last reserve, settle, release or `refresh` of these accounts.
 
-        A limit never seen counts as unspent; `refresh` reads it.
+        A limit never seen, or not for thousands of accounts, counts as unspent; `refresh` reads it.
         """
-        return tuple(self._state(limit) for limit in limits)
+        windows = [self._known.get(limit.account) or _NONE for limit in limits]
+        return tuple(_state(x, *known.get(to_micros(x.since), (0, 0))) for x, known in zip(limits, windows, strict=True))
 
     async def refresh(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
         """Read the state of these limits, other processes' spending included; `snapshot` returns it from then on."""
 
-        def work(db: sqlite3.Connection) -> None:
+        def work(db: sqlite3.Connection) -> tuple[BudgetState, ...]:
             with transaction(db):
-                for limit in limits:
-                    self._look(db, limit.account, to_micros(limit.since))
+                return tuple(_state(limit, *self._look(db, limit.account, to_micros(limit.since))) for limit in limits)
 
-        await self._run(work)
-        return self.snapshot(limits)
+        return await self._run(work)
 
     async def reset(self, limits: Sequence[Limit]) -> None:
         """See `Ledger.reset`. One transaction for all of them."""
@@ -317,19 +319,24 @@ class SqliteLedger:
         if row is None:
             halves = db.execute(f"SELECT {_SUM} FROM spends WHERE account = ? AND at >= ?", (account, since)).fetchone()  # noqa: S608
             spent = _whole(*halves) - self._forgiven(db, account, since)
-            # A window that ended is not asked for again; should it be, its counter is made anew.
-            db.execute("DELETE FROM counters WHERE account = ? AND used < ?", (account, now - 2 * _DAY))
+            # A window that ended is not asked for again; should it be, its counter is made anew, of no more than it was.
+            ended = "DELETE FROM counters WHERE account = ? AND ? - used > MAX(used - since, ?)"
+            db.execute(ended, (account, now, _IDLE))
             db.execute("INSERT INTO counters VALUES (?, ?, ?, ?)", (account, since, str(spent), now))
         else:
             spent = int(row[0])
-            if row[1] < now - _HOUR:
+            if row[1] < now - _MINUTE:
                 db.execute("UPDATE counters SET used = ? WHERE account = ? AND since = ?", (now, account, since))
         halves = db.execute(f"SELECT {_SUM} FROM holds WHERE account = ? AND expires > ?", (account, now)).fetchone()  # noqa: S608
         reserved = _whole(*halves)
-        windows = self._known.setdefault(account, {})
+        windows = self._known.setdefault(account, OrderedDict())
         windows[since] = (spent, reserved)
+        windows.move_to_end(since)
+        self._known.move_to_end(account)
         if len(windows) > _WINDOWS:
-            del windows[min(windows)]
+            windows.popitem(last=False)
+        if len(self._known) > _ACCOUNTS:
+            self._known.popitem(last=False)
         return spent, reserved
 
     @staticmethod
@@ -341,7 +348,8 @@ class SqliteLedger:
     def _looked(self, accounts: Iterable[str], spent: int, reserved: int) -> None:
         """Carry a committed change over to what `snapshot` shows."""
         for account in accounts:
-            windows = self._known.get(account, {})
+            if (windows := self._known.get(account)) is None:
+                continue
             for since, (known_spent, known_reserved) in windows.items():
                 windows[since] = (known_spent + spent, max(known_reserved + reserved, 0))
 
@@ -351,10 +359,6 @@ class SqliteLedger:
         if self._writes % 256 == 1:
             db.execute("DELETE FROM holds WHERE expires <= ?", (now,))
             db.execute("DELETE FROM reservations WHERE expires <= ?", (now - _KEEP_UNSETTLED,))
-
-    def _state(self, limit: Limit) -> BudgetState:
-        spent, reserved = self._known.get(limit.account, {}).get(to_micros(limit.since), (0, 0))
-        return BudgetState(scope=limit.scope, limit=limit.limit, spent=from_units(spent), reserved=from_units(reserved))
 
     def _now(self) -> int:
         return round(self._clock() * 1_000_000)
@@ -398,6 +402,10 @@ class SqliteLedger:
         if connection is not None:
             with suppress(sqlite3.Error):
                 connection.close()
+
+
+def _state(limit: Limit, spent: int, reserved: int) -> BudgetState:
+    return BudgetState(scope=limit.scope, limit=limit.limit, spent=from_units(spent), reserved=from_units(reserved))
 
 
 def _forgiven_key(account: str, since: int) -> str:
