@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -193,6 +194,19 @@ def test_a_wide_nucleus_is_found_in_steps() -> None:
     assert ids.tolist() == list(range(2500))
 
 
+@pytest.mark.parametrize("temperature", [1e16, 1e20, 1e300])
+@pytest.mark.parametrize("size", [5, 5000])
+def test_a_nucleus_at_any_temperature_begins_with_the_most_probable(temperature: float, size: int) -> None:
+    """All weights are rounded to one here, and the logits still differ."""
+    row = np.arange(size, dtype=np.float32)
+    for top_p, count in ((1e-9, 1), (0.4, size * 2 // 5)):
+        ids, _ = target(row, Sampling(seed=0, temperature=temperature, top_p=top_p))
+        assert ids.tolist() == list(range(size - count, size))
+    sampling = Sampling(seed=0, temperature=temperature, top_p=1e-9, min_p=1.0)
+    assert draw(row, sampling, 3) == size - 1
+    assert draw(row, replace(sampling, top_p=0.5), 3) == size - 1
+
+
 @pytest.mark.parametrize("row", [[np.nan, 1.0], [np.inf, 1.0], [-np.inf, -np.inf]])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_without_a_maximum_is_an_error(row: list[float], temperature: float) -> None:
@@ -208,7 +222,7 @@ def test_masked_tokens_never_come() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("temperature", bad) for bad in (-0.1, math.nan, math.inf)),
+        *(("temperature", bad) for bad in (-0.1, math.nan, math.inf, 10**400)),
         ("top_k", 0),
         *(("top_p", bad) for bad in (0.0, 1.1, math.nan)),
         *(("min_p", bad) for bad in (-0.1, 1.5)),

@@ -17,11 +17,12 @@ The result is a row as `engine.sampling` takes it. It is made on the host, in fl
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from cachespec.engine.sampling import largest
 from cachespec.errors import InputError
@@ -29,6 +30,9 @@ from cachespec.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+_GREATEST: Final = sys.float_info.max
+"""An integer may be greater, and then no float stands for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +48,13 @@ class Processing:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.repetition_penalty < math.inf:
+        if not 0 < self.repetition_penalty <= _GREATEST:
             raise InputError(f"must be a number above 0, not {self.repetition_penalty!r}", field="repetition_penalty")
         for name in ("presence_penalty", "frequency_penalty"):
-            if not -math.inf < getattr(self, name) < math.inf:
+            if not -_GREATEST <= getattr(self, name) <= _GREATEST:
                 raise InputError(f"must be a number, not {getattr(self, name)!r}", field=name)
         for token, bias in self.logit_bias.items():
-            if token < 0 or math.isnan(bias) or bias == math.inf:
+            if token < 0 or not (bias == -math.inf or -_GREATEST <= bias <= _GREATEST):
                 raise InputError(f"token {token!r} cannot have the bias {bias!r}", field="logit_bias")
 
     @property

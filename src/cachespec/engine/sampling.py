@@ -24,6 +24,7 @@ the greatest probability).
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -53,7 +54,7 @@ class Sampling:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
+        if not 0 <= self.temperature <= sys.float_info.max:  # an integer may be greater than any float
             raise InputError(f"must be a number from 0 on, not {self.temperature!r}", field="temperature")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"must be at least 1, not {self.top_k!r}", field="top_k")
@@ -157,14 +158,17 @@ def largest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
 
 
 def _nucleus(logits: NDArray[np.float64], mass: float) -> NDArray[np.int64]:
-    """Indices, ascending, of the fewest most probable values whose share reaches `mass`; at least one."""
+    """Indices, ascending, of the fewest most probable values whose share reaches `mass`; at least one.
+
+    They are ordered by logits: at a very high temperature weights that differ are rounded to the same number.
+    """
     import numpy as np
 
     weights = np.exp(logits)
     goal = mass * weights.sum()
     count = 256  # a nucleus is small as a rule; sorting the whole vocabulary is slow
     while True:
-        order = largest(weights, min(count, len(weights)))
+        order = largest(logits, min(count, len(logits)))
         reached = np.cumsum(weights[order])
         if reached[-1] >= goal or count >= len(weights):
             return np.sort(order[: int(np.searchsorted(reached, goal)) + 1])

@@ -55,6 +55,16 @@ def test_the_whole_law_and_its_parts_alone() -> None:
         assert draw_rows(torch.from_numpy(rows), ways, range(8)) == wanted
 
 
+def test_filters_at_extreme_parameters_are_those_of_the_rule() -> None:
+    rows = np.random.default_rng(5).standard_normal((6, 400)).astype(np.float32)
+    for temperature in (5e-324, 1e-300, 1e16, 1e20, 1e300):
+        for top_p in (5e-324, 1e-9, 0.3, None):
+            for min_p in (None, 0.5, 1.0):
+                ways = [Sampling(seed=i, temperature=temperature, top_p=top_p, min_p=min_p) for i in range(6)]
+                wanted = [draw(row, how, 4) for row, how in zip(rows, ways, strict=True)]
+                assert draw_rows(torch.from_numpy(rows), ways, [4] * 6) == wanted, (temperature, top_p, min_p)
+
+
 def test_ties_go_to_the_lowest_id() -> None:
     rows = torch.zeros(2, 50)
     rows[:, 7:20] = 1.0
