@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Sequence as List
 
@@ -13,6 +15,7 @@ from cachespec.engine.costs import CostModel
 from cachespec.engine.scheduling import Pace, chunk_beside, shares
 from cachespec.engine.sequence import Sequence
 from cachespec.engine.speculation import CostTable
+from cachespec.engine.toolcalls import Piece, PlainText
 from cachespec.errors import OutOfPagesError, ServerError
 
 
@@ -82,6 +85,22 @@ def test_without_measured_costs_the_pace_of_recent_steps_counts() -> None:
     for _ in range(50):
         pace.observe(0.4, decoding=0, prefilling=100)
     assert pace.chunk(128, 4.0) == 128
+
+
+@pytest.mark.parametrize("gap", [math.inf, 1e308])
+def test_a_gap_without_end_takes_all_there_is(gap: float) -> None:
+    pace = Pace()
+    pace.observe(1.0, decoding=8, prefilling=0)
+    pace.observe(3.0, decoding=8, prefilling=20)
+    assert pace.chunk(128, gap) == 128
+    costs = CostTable({1: {1: 1.0, 16: 16.0}})
+    assert chunk_beside(costs, pace, streams=1, tokens=1, most=128, max_gap=gap) == 128
+    runtime = ScriptedRuntime(delay_s=0.001)
+    with running(runtime, parallel=2, max_gap=gap) as engine:
+        first = engine.submit(job(output=200))
+        wait_until(lambda: len(runtime.calls) > 10)
+        assert len(text(read(engine.submit(job("p" * 400, output=5))))) == 5
+        assert len(text(read(first))) == 200
 
 
 @pytest.mark.parametrize(
@@ -202,6 +221,41 @@ def test_when_room_runs_out_the_youngest_starts_over_and_nobody_notices() -> Non
         assert engine.report()["preempted"] > 0
     assert [text(events) for events in found] == [letters(50, 150)] * 6
     assert all(usage(events).output == 150 for events in found)
+
+
+class Silent(PlainText):
+    """Nothing to read, so nobody waits for a reader."""
+
+    def push(self, text: str) -> list[Piece]:
+        return []
+
+
+@pytest.mark.parametrize("prompt", [300, 64])
+def test_who_is_cancelled_off_its_slot_is_counted_what_it_read_and_what_stays_of_it(prompt: int) -> None:
+    """In the middle of its prompt, and in the middle of its answer."""
+    both, cancelled = threading.Event(), threading.Event()
+
+    def following(tokens: List[int]) -> int:
+        assert both.wait(20)
+        assert not engine.report()["preempted"] or cancelled.wait(20)
+        return forever(tokens)
+
+    runtime = ScriptedRuntime(following, context=700, room=16 + prompt + 38, delay_s=0.0005)
+    with running(runtime, parallel=2, chunk=16, max_gap=1.0) as engine:
+        first = engine.submit(job("a" * 16, output=600, parser=Silent()))
+        second = engine.submit(job("B" * prompt, output=200, parser=Silent()))
+        both.set()
+        wait_until(lambda: engine.report()["preempted"] > 0)
+        second.cancel()
+        cancelled.set()
+        wait_until(lambda: second.done)
+        first.cancel()
+        used = second.usage
+        evaluated = sum(len(s.tokens) for spans in runtime.spans for s in spans if s.tokens[0] == ord("B"))
+    assert evaluated > 16
+    assert used.input_tokens == evaluated
+    assert used.cache_write == {"kv": evaluated // 16 * 16}
+    assert bool(used.output) == (prompt == 64)
 
 
 def test_a_request_that_is_alone_and_finds_no_room_fails_with_a_typed_error() -> None:

@@ -271,6 +271,24 @@ def test_cancel_in_prefill_does_not_wait_for_the_chunk() -> None:
         assert finish(read(engine.submit(job("next")))).reason == "stop"
 
 
+def test_a_prefill_that_was_cancelled_says_nothing_of_the_speed() -> None:
+    """Nothing was evaluated in the time that it took."""
+    runtime = ScriptedRuntime(token_s=0.0001)
+    with running(runtime) as engine:
+        read(engine.submit(job("a" * 300, output=2)))
+        before = engine.prefill_speed.value
+        runtime.delay_s = 5.0
+        for i in range(5):
+            calls = len(runtime.calls)
+            sequence = engine.submit(job(f"{i}" * 900, output=2))
+            wait_until(lambda calls=calls: len(runtime.calls) > calls)  # type: ignore[misc]
+            sequence.cancel()
+            wait_until(lambda sequence=sequence: sequence.done)  # type: ignore[misc]
+            assert sequence.busy_s > 0
+        assert engine.prefill_speed.value == before
+        runtime.delay_s = 0.0
+
+
 def test_cancel_in_decode_keeps_the_prompt_and_nothing_generated() -> None:
     runtime = ScriptedRuntime()
     with running(runtime) as engine:

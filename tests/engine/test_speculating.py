@@ -124,6 +124,29 @@ def test_a_stop_string_inside_or_across_runs(length: int) -> None:
         assert engine.peek(prompt, None)[0] == 0  # 14 tokens are committed: not one page, and nothing beyond
 
 
+@pytest.mark.parametrize("length", [1, 3, 8, 16])
+@pytest.mark.parametrize("stop", ["STOP", "wo STOP thr", " three four", "x", "e f", "one two STOP three four five si"])
+def test_what_a_stop_string_takes_back_was_not_accepted(length: int, stop: str) -> None:
+    """Of drafts that were right only those in the answer count: in the events, in the usage, and in the report."""
+    answer = "one two STOP three four five six"
+    runtime = ScriptedRuntime(says(answer, after=6))
+    guess = GuessDrafter(lambda tokens, k: answer.encode()[len(tokens) - 6 :][:k])
+    with running(runtime, **control(guess, Fixed(draft_length=length))) as engine:
+        events = read(engine.submit(job(stop=(stop,))))
+        stats = engine.report()["speculation"].sources["guess"]
+    used, told = usage(events), drafts(events)
+    assert used.output == answer.index(stop)
+    expected, at = 0, 1  # the first token comes of the prompt; after it, of each step's tokens all but the last are drafts
+    for spans in runtime.spans[1:]:
+        drafted = len(spans[0].tokens) - 1
+        expected += sum(i < used.output for i in range(at, at + drafted))
+        at += drafted + 1
+    assert used.accepted == expected
+    assert sum(e.accepted for e in told) == stats.accepted == expected
+    assert sum(e.drafted for e in told) == stats.drafted == used.drafted
+    assert all(0 <= e.accepted <= e.drafted for e in told)
+
+
 @pytest.mark.parametrize("output", [1, 2, 5, 17, 18])
 def test_drafts_are_clipped_at_the_limit_and_at_the_end_of_the_context(output: int) -> None:
     runtime = ScriptedRuntime(context=6 + output)

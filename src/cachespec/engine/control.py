@@ -7,22 +7,29 @@ The loop does, for the sequences of one step::
     control.settle(tracks, plans, outcomes, seconds)  # what was drawn, and how long the call took
 
 and `open` and `close` around a request. All on the engine's thread.
+
+A drafter or a policy that breaks its contract is asked nothing more, from then on everything is decoded plainly, and the
+statistics say why: neither can fail a request.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from cachespec.engine.contained import ContainedDrafter, ContainedPolicy, Fault
 from cachespec.engine.costs import CostModel
 from cachespec.engine.drafters.base import Draft, Drafter
 from cachespec.engine.estimates import DrafterEstimate, RequestEstimate
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.speculation import AcceptancePolicy, Candidate, Choice, CostTable, Step
 
+Answer = TypeVar("Answer")
+_LOG: Final = logging.getLogger("cachespec")
 RISK: Final = 0.01
 """Share of plain decoding's time that speculation may lose on a request."""
 PROBING: Final = 0.005
@@ -30,6 +37,7 @@ PROBING: Final = 0.005
 ANCHOR_EVERY: Final = 600
 """Steps with drafts after which a few plain ones tell again what drafts are compared with: half a percent of them."""
 _START, _MOST = 0.5, 3.0  # credit of a request at its start, and at most, in tokens decoded plainly
+_READS: Final = 0.1  # of the target's time for a token, in the widest call that was measured, that a draft model reads one in
 _MUCH: Final = 16  # tokens that a drafter must be behind for reading them to count by itself
 _SAVED_PROBES = 4.0  # probe time that is kept at most, in steps of plain decoding
 
@@ -80,7 +88,10 @@ class SourceStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats:
-    """Figures since the start. `reasons` counts choices by code; seconds are of decoding steps, drafting included."""
+    """Figures since the start. `reasons` counts choices by code; seconds are of decoding steps, drafting included.
+
+    `fault`: why speculation was switched off, None as long as it is not.
+    """
 
     steps: int
     emitted: int
@@ -88,6 +99,7 @@ class SpeculationStats:
     probe_s: float
     reasons: dict[str, int]
     sources: dict[str, SourceStats]
+    fault: str | None = None
 
     @property
     def goodput(self) -> float | None:
@@ -96,12 +108,13 @@ class SpeculationStats:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON, with `goodput`, and the sources as `drafters`."""
-        names = ("steps", "emitted", "seconds", "probe_s", "goodput")
+        names = ("steps", "emitted", "seconds", "probe_s", "goodput", "fault")
         drafters = {name: source.to_dict() for name, source in self.sources.items()}
         return {**{name: getattr(self, name) for name in names}, "reasons": dict(self.reasons), "drafters": drafters}
 
 
 _NOTHING: Final = Draft(source="")
+_OFF: Final = Choice(length=0, reason="rule", gain=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +162,10 @@ class SpeculationControl:
         vendor_optimises: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._policy, self._drafter, self._costs, self._clock = policy, drafter, costs, clock
+        self._policy = ContainedPolicy(policy, max_tokens)
+        self._drafter = None if drafter is None else ContainedDrafter(drafter)
+        self._fault: str | None = None
+        self._costs, self._clock = costs, clock
         self._max_tokens, self._fits, self._vendor = max_tokens, fits, vendor_optimises
         names = drafter.sources if drafter is not None else ()
         self._estimates = {name: DrafterEstimate() for name in names}
@@ -162,27 +178,55 @@ class SpeculationControl:
         self._seconds = self._probe_s = self._probe_credit = self._planning = 0.0
         self._steps = self._emitted = 0
 
+    def serve(self, vocab: int) -> None:
+        """Draft for a model with so many tokens."""
+        if self._drafter is not None:
+            self._drafter.vocab = vocab
+
+    def _ask(self, call: Callable[[ContainedDrafter], Answer]) -> Answer | None:
+        """Ask the drafter, as long as it is of use."""
+        if self._drafter is not None and self._fault is None:
+            try:
+                return call(self._drafter)
+            except Fault as fault:
+                self._switch_off(fault)
+        return None
+
+    def _switch_off(self, fault: Fault) -> None:
+        """For good, and said once."""
+        if self._fault is None:
+            self._fault = str(fault)
+            _LOG.warning("speculation is off from now on: %s", fault, exc_info=fault.__cause__)
+
     def open(self, prompt: Sequence[int], *, sampling: Sampling, namespace: bytes | None, output: int) -> Track:
         """Begin a request of which `output` tokens are expected."""
-        inner = None if self._drafter is None else self._drafter.open(prompt, sampling=sampling, namespace=namespace)
+        inner = self._ask(lambda drafter: drafter.open(prompt, sampling=sampling, namespace=namespace))
         estimates = {name: RequestEstimate(estimate) for name, estimate in self._estimates.items()}
         return Track(inner, estimates, output)
 
     def close(self, track: Track, *, learn: bool) -> None:
         """End a request. `learn`: its answer is complete."""
-        if self._drafter is not None:
-            self._drafter.close(track.inner, learn=learn)
+        self._ask(lambda drafter: drafter.close(track.inner, learn=learn))
 
     def plan(self, tracks: Sequence[Track], remaining: Sequence[int]) -> list[Plan]:
         """Choose and draft, for sequences that may still emit so many tokens each."""
-        drafter, most, began = self._drafter, self._policy.max_length, self._clock()
+        began, plans = self._clock(), None
+        if self._fault is None:
+            try:
+                plans = self._plan(tracks, remaining)
+            except Fault as fault:
+                self._switch_off(fault)
+        self._planning = self._clock() - began
+        return [Plan(draft=_NOTHING, choice=_OFF) for _ in tracks] if plans is None else plans
+
+    def _plan(self, tracks: Sequence[Track], remaining: Sequence[int]) -> list[Plan]:
+        drafter, most = self._drafter, self._policy.max_length
         if drafter is None or not most:
             hints = [_NOTHING] * len(tracks)
         else:
             hints = drafter.prospects([t.inner for t in tracks], most)
             idle = self._idle(tracks, hints)
             if idle is not None:
-                self._planning = self._clock() - began
                 return idle
         step = self.step(tracks, hints, remaining)
         choices = self._policy.choose(step)
@@ -195,7 +239,6 @@ class SpeculationControl:
             elif track.shadow is None or (choice.wanted and track.paper is None):
                 track.shadow, track.shadow_at, track.paper = hint, 0, self._on_paper(len(tracks), choice.wanted)
         drafts = self._draft(tracks, hints, choices) if drafting else [self._empty[hint.source] for hint in hints]
-        self._planning = self._clock() - began
         return [
             Plan(draft=draft, choice=choice, computed=hint.pending)
             for draft, choice, hint in zip(drafts, choices, hints, strict=True)
@@ -252,14 +295,14 @@ class SpeculationControl:
         )
 
     def _setup_s(self, hint: Draft) -> float:
-        """What reading takes before the first token can be drafted; until that was seen, as long as the target reads it."""
+        """What reading takes before the first token is drafted; until that was seen, rather too little, so that it will be."""
         if not hint.pending or hint.behind < _MUCH or self._costs is None:
             return 0.0
         each = self._read_s.get(hint.source)
         if each is None:
             table = self._costs.table
             widest = max(table.points[min(table.points)])
-            each = table.seconds(1, widest) / widest
+            each = _READS * table.seconds(1, widest) / widest
         return hint.behind * each
 
     def _draft(self, tracks: Sequence[Track], hints: Sequence[Draft], choices: Sequence[Choice]) -> list[Draft]:
@@ -306,8 +349,7 @@ class SpeculationControl:
             self._emitted += len(outcome.tokens)
             self._score(track, plan, outcome)
             track.previous = plan.choice.length if plan.choice.reason != "eval_required" else 0
-            if self._drafter is not None:
-                self._drafter.accept(track.inner, outcome.tokens)
+            self._tell(track, outcome.tokens)
 
     def _account(self, tracks: Sequence[Track], plans: Sequence[Plan], outcomes: Sequence[Outcome], table: CostTable) -> None:
         """Who saved and who lost time against plain decoding, by the table; what a call cost more is shared by drafts."""
@@ -361,20 +403,38 @@ class SpeculationControl:
                 track.shadow = None
                 break
 
+    def taken_back(self, source: str, accepted: int) -> None:
+        """So many drafts that were accepted are not in the answer after all: a stop string took them back."""
+        self._counts[source]["accepted"] -= accepted
+
     def accept(self, track: Track, tokens: Sequence[int]) -> None:
         """Tokens that came of no plan: the first of an answer, drawn from its prompt."""
         if track.shadow is not None:
             self._score_shadow(track, track.shadow, tokens)
-        if self._drafter is not None:
-            self._drafter.accept(track.inner, tokens)
+        self._tell(track, tokens)
+
+    def _tell(self, track: Track, tokens: Sequence[int]) -> None:
+        self._ask(lambda drafter: drafter.accept(track.inner, tokens))
 
     def stop(self) -> None:
         """Release what the drafter holds."""
         if self._drafter is not None:
-            self._drafter.stop()
+            try:
+                self._drafter.stop()
+            except Fault as fault:
+                self._switch_off(fault)
 
     def forecast(self, output: int) -> Forecast:
         """What is to be expected of a request for so many tokens, alone, by what earlier ones taught."""
+        if self._fault is not None:
+            return Forecast(drafter=None, choice=_OFF, acceptance=None)
+        try:
+            return self._forecast(output)
+        except Fault as fault:
+            self._switch_off(fault)
+            return Forecast(drafter=None, choice=_OFF, acceptance=None)
+
+    def _forecast(self, output: int) -> Forecast:
         names = list(self._estimates)
         source = max(names, key=lambda name: self._estimates[name].acceptance or 0.0, default=None)
         acceptance = None if source is None else self._estimates[source].acceptance
@@ -416,4 +476,5 @@ class SpeculationControl:
             probe_s=self._probe_s,
             reasons=dict(self._reasons),
             sources=sources,
+            fault=self._fault,
         )

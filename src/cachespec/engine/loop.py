@@ -6,11 +6,15 @@ its seat up when others wait for it. When room runs out, what is merely kept goe
 from what is left of it; the text does not change by that.
 
 Of requests that need the same beginning one computes it, and the others begin when it is there.
+
+What goes wrong with one request's own data (its rows, its grammar, the parsing of its text) ends that request; only what
+goes wrong with the runtime ends the engine.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence as List
@@ -26,7 +30,16 @@ from cachespec.engine.runtimes.base import Interrupted, Runtime
 from cachespec.engine.sequence import Job, Sequence
 from cachespec.engine.slots import Slots
 from cachespec.engine.stepping import Drawn, Part, Stepper
-from cachespec.errors import ContextLengthError, EngineStoppedError, InputError, OutOfPagesError, ServerError
+from cachespec.engine.structured import GrammarError
+from cachespec.errors import (
+    BackendError,
+    ContextLengthError,
+    EngineStoppedError,
+    InputError,
+    OutOfPagesError,
+    ServerError,
+    UnsupportedParameterError,
+)
 from cachespec.events import Event, Finished, UsageReported
 
 GRACE_S: Final = 0.25
@@ -75,16 +88,20 @@ class Engine:
         self._closing = False
         self._failure: BaseException | None = None
         self._submitted = self._preempted = 0
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"cachespec-{name}", daemon=True)
         self.prefill_speed, self.decode_speed, self.answer_length = Average(), Average(), Average()
 
     def start(self) -> None:
         """Start the thread. It ends with `close`, at the latest when the interpreter does."""
+        self._process = os.getpid()
         atexit.register(self.close)
         self._thread.start()
 
     def submit(self, job: Job) -> Sequence:
         """Queue a job. Raises ContextLengthError, InputError for one that cannot be run, EngineStoppedError."""
+        if self._elsewhere:
+            raise EngineStoppedError("the engine runs in the process that this one was forked from", backend=self._name)
         context = self._runtime.info.context
         job.processing.check(self._runtime.info.vocab)
         if not job.prompt or job.output < 1:
@@ -105,6 +122,8 @@ class Engine:
 
     def close(self) -> None:
         """Stop within one step, fail what is queued or running with EngineStoppedError, free the model. Idempotent."""
+        if self._elsewhere:
+            return
         with self._condition:
             self._closing = True
             self._interrupt()
@@ -116,14 +135,23 @@ class Engine:
         atexit.unregister(self.close)
 
     @property
+    def _elsewhere(self) -> bool:
+        """Whether this process was forked from the engine's: the thread is not here, and a lock may be held for ever."""
+        return os.getpid() != self._process
+
+    @property
     def active(self) -> int:
         """Sequences queued or running."""
+        if self._elsewhere:
+            return 0
         with self._condition:
             return len(self._waiting) + len(self._running)
 
     @property
     def backlog(self) -> tuple[int, int]:
         """What is ahead of a new job: prompt tokens to evaluate, and sequences that must end before it gets a seat."""
+        if self._elsewhere:
+            return 0, 0
         with self._condition:
             ahead = [*self._running, *self._waiting]
             tokens = sum(max(0, s.missing - 1) for s in ahead if not s.text.tokens)
@@ -136,7 +164,7 @@ class Engine:
 
     def peek(self, tokens: List[int], tenant: str | None) -> tuple[int, int, NearMiss | None]:
         """Tokens of a prompt that are there, those in host memory, and where it leaves what is kept. From any thread."""
-        return self._slots.peek(tokens, tenant)
+        return (0, 0, None) if self._elsewhere else self._slots.peek(tokens, tenant)
 
     def report(self) -> dict[str, Any]:
         """Figures since the start: the prefix index, speculation, what was preempted. From any thread."""
@@ -155,10 +183,14 @@ class Engine:
         self._condition.notify()
 
     def _notify(self) -> None:
+        if self._elsewhere:
+            return
         with self._condition:
             self._stir()
 
     def _cancel(self, sequence: Sequence) -> None:
+        if self._elsewhere:
+            return
         with self._condition:
             # Only a step that nobody needs any more is interrupted: others would lose their part in it.
             if sequence in self._stepping and all(s.cancelled for s in self._stepping):
@@ -286,20 +318,25 @@ class Engine:
             sequence.end([], OutOfPagesError(f"no room for {len(sequence.tokens)} tokens", backend=self._name))
             return True
         sequence.lease, sequence.paused_at = lease, None
+        failed: Exception | None = None
         if sequence.reused is None:
             sequence.reused = lease.held
-            self._stepper.begin(sequence)
+            try:
+                self._stepper.begin(sequence)
+            except Exception as error:  # noqa: BLE001 - its grammar, its penalties
+                failed = error
         sequence.busy_s += perf_counter() - start
         with self._condition:
             self._waiting.remove(sequence)
             self._running.append(sequence)
+        if failed is not None:
+            self._abort(sequence, self._typed(failed))
         return True
 
     def _suspend(self, sequence: Sequence) -> None:
         """Take a running sequence off its slot; it goes on later, with what is then left of its KV."""
-        lease, sequence.lease, sequence.paused_at = sequence.lease, None, None
-        if lease is not None:
-            self._slots.release(lease, sequence.tokens if sequence.writes else sequence.tokens[: sequence.reused])
+        sequence.paused_at = None
+        self._give_back(sequence)
         with self._condition:
             self._running.remove(sequence)
             self._waiting.appendleft(sequence)
@@ -319,15 +356,20 @@ class Engine:
         except (Interrupted, OutOfPagesError) as error:
             for part in parts:
                 self._slots.sync(part.lease)
-            self._share(parts, perf_counter() - start)
+            self._share(parts, perf_counter() - start)  # it was busy with them, and evaluated nothing
             if isinstance(error, OutOfPagesError) and not self._slots.evict(sum(p.count for p in parts)):
                 self._preempt(parts, error)
             return
         drawn = self._stepper.draw(parts, rows)
         seconds = perf_counter() - start
         self._share(parts, seconds)
-        for result, events in zip(drawn, self._stepper.settle(drawn, seconds), strict=True):
-            self._conclude(result, events, seconds)
+        total = sum(part.count for part in parts)
+        for part in parts:
+            if len(part.tokens) > 1:
+                self.prefill_speed.add(len(part.tokens), seconds * part.count / total)
+        self._stepper.settle(drawn, seconds)
+        for result in drawn:
+            self._conclude(result, seconds)
 
     def _fit(self, parts: list[Part]) -> list[Part]:
         """Make room for a step: by what is kept, then without drafts, then without the youngest."""
@@ -352,19 +394,18 @@ class Engine:
         return youngest
 
     def _share(self, parts: List[Part], seconds: float) -> None:
-        """Split a step's seconds by tokens evaluated, and note how fast that was."""
+        """Split a step's seconds by the tokens that it was to evaluate."""
         total = sum(part.count for part in parts)
         for part in parts:
-            own = seconds * part.count / total
-            part.sequence.busy_s += own
-            if len(part.tokens) > 1:
-                self.prefill_speed.add(len(part.tokens), own)
+            part.sequence.busy_s += seconds * part.count / total
 
-    def _conclude(self, drawn: Drawn, events: list[Event], seconds: float) -> None:
+    def _conclude(self, drawn: Drawn, seconds: float) -> None:
         """One sequence's end of a step: its KV cut to what counts, its text handed out."""
         part, sequence, settled = drawn.part, drawn.part.sequence, drawn.settled
-        if drawn.error is not None:  # this prompt breaks the model; what it left in the KV is worth nothing
-            self._abort(sequence, ServerError(str(drawn.error), backend=self._name, retryable=False), spoilt=True)
+        if drawn.error is not None:
+            # A row that is no law: this prompt breaks the model, and what it left in the KV is worth nothing.
+            spoilt = isinstance(drawn.error, ArithmeticError) and not isinstance(drawn.error, GrammarError)
+            self._abort(sequence, self._typed(drawn.error), spoilt=spoilt)
             return
         if settled is None or len(part.tokens) > 1:
             self._prefilled(part)
@@ -373,11 +414,34 @@ class Engine:
         self._slots.cut(part.lease, part.lease.held - len(part.drafts) + settled.accepted)
         if len(part.tokens) == 1:
             self.decode_speed.add(settled.taken, seconds)
-        events += [*sequence.job.parser.push(drawn.text), *sequence.scored()]
+        try:
+            events = self._events(sequence, drawn.text, ends=settled.reason is not None)
+        except Exception as error:  # noqa: BLE001 - its parser
+            self._abort(sequence, self._typed(error))
+            return
         if settled.reason is None:
             sequence.put(events)
         else:
             self._finish(sequence, events, settled.reason)
+
+    def _events(self, sequence: Sequence, text: str, *, ends: bool) -> list[Event]:
+        """What a reader is told now that there is more text, all of it where the answer ends."""
+        parser = sequence.job.parser
+        found: list[Event] = list(parser.push(text))
+        if ends:
+            found += [*parser.push(sequence.text.finish()), *parser.finish()]
+        return [*self._stepper.verified(sequence), *found, *sequence.scored()]
+
+    def _typed(self, error: Exception) -> BackendError:
+        """What the reader of a request is raised that failed by its own data: it would again."""
+        name = self._name
+        if isinstance(error, GrammarError):
+            found: BackendError = UnsupportedParameterError(f"response_format: {error}", backend=name, retryable=False)
+        else:
+            text = str(error) if isinstance(error, ArithmeticError) else f"{type(error).__name__}: {error}"
+            found = ServerError(text, backend=name, retryable=False)
+        found.__cause__ = error
+        return found
 
     def _prefilled(self, part: Part) -> None:
         """Let others share what there is of a prompt."""
@@ -391,7 +455,6 @@ class Engine:
 
     def _finish(self, sequence: Sequence, events: list[Event], reason: str) -> None:
         job, start = sequence.job, perf_counter()
-        events += [*job.parser.push(sequence.text.finish()), *job.parser.finish(), *sequence.scored()]
         del sequence.tokens[len(job.prompt) + sequence.text.tokens :]  # nothing of a stop string is kept
         self._leave(sequence)
         self._stepper.end(sequence, learn=True)
@@ -413,13 +476,17 @@ class Engine:
         sequence.end([], error)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Give the seat and the slot back, and note how much of the prompt stays in the KV."""
+        """Give the seat and the slot back."""
+        self._give_back(sequence)
+        with self._condition:
+            if sequence in self._running:
+                self._running.remove(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """The slot; what of the prompt was read, and what of it stays in the KV, is noted."""
         lease, sequence.lease = sequence.lease, None
         if lease is not None:
             sequence.read = max(sequence.read, lease.held)
             tokens = sequence.tokens if sequence.writes else sequence.tokens[: sequence.reused]
             stays = self._slots.release(lease, tokens)
             sequence.kept = stays if self._runtime.info.rewinds else max(stays, sequence.kept)
-        with self._condition:
-            if sequence in self._running:
-                self._running.remove(sequence)

@@ -31,7 +31,7 @@ class Pace:
         """Prompt tokens of a step that may take `max_gap` times a quiet one; a quarter of `most` before any was seen."""
         if not self._quiet_s or not self._token_s:
             return max(_LEAST, most // 4)
-        return max(_LEAST, min(most, int((max_gap - 1) * self._quiet_s / self._token_s)))
+        return max(_LEAST, int(min(most, (max_gap - 1) * self._quiet_s / self._token_s)))
 
 
 def _follow(old: float, new: float) -> float:

@@ -62,6 +62,17 @@ class Job:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A step with drafts, or why there were none: told when all of `accepted` is certain. `at`: tokens of the answer before."""
+
+    at: int
+    drafter: str
+    drafted: int
+    accepted: int
+    reason: str
+
+
 class Sequence:
     """A job and how far it is. The engine makes them (`Engine.submit`).
 
@@ -88,6 +99,7 @@ class Sequence:
         self.read = 0  # prompt tokens that were evaluated or reused, as long as that is not all of them
         self.busy_s = 0.0
         self.drafted = self.accepted = 0
+        self.verified: deque[Verified] = deque()  # what is not told yet
         self.cancelled = False
         self.error: Exception | None = None
         self.done = False
@@ -137,7 +149,7 @@ class Sequence:
             cache_write={"kv": written} if written else {},
             output=output,
             drafted=self.drafted if self._drafts else None,
-            accepted=self.accepted if self._drafts else None,
+            accepted=min(self.accepted, output) if self._drafts else None,
         )
 
     def scored(self) -> list[Event]:
@@ -206,5 +218,5 @@ class Sequence:
         if waiter is not None:
             try:
                 waiter()
-            except RuntimeError:  # the reader's event loop is gone
+            except Exception:  # noqa: BLE001 - the reader's event loop is gone, or it is of no use to itself
                 self.cancelled = True

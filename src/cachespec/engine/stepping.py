@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from cachespec.engine.control import Outcome, Plan, SpeculationControl, Track
 from cachespec.engine.costs import CostModel
 from cachespec.engine.pages import PAGE
-from cachespec.engine.processors import Processor, log_probabilities
+from cachespec.engine.processors import Adjust, Processor, log_probabilities
 from cachespec.engine.runtimes.base import Runtime, Span
 from cachespec.engine.scheduling import Pace, chunk_beside, shares
-from cachespec.engine.sequence import Sequence
+from cachespec.engine.sequence import Sequence, Verified
 from cachespec.engine.slots import Lease
+from cachespec.engine.structured import GrammarError
 from cachespec.engine.verify import Proposal, Settled, clip, settle, verify
 from cachespec.events import DraftVerified, Event, TokenLogprob
 
@@ -66,12 +67,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a step gave one sequence: `settled` None for a prefill that is not done, `error` for a row that is no law."""
+    """What a step gave one sequence: `settled` None for a prefill that is not done.
+
+    `error`: what came of its own data, such as a row that is no law, or a grammar that cannot be followed further.
+    """
 
     part: Part
     settled: Settled | None = None
     text: str = ""
-    error: ArithmeticError | None = None
+    error: Exception | None = None
 
 
 class Stepper:
@@ -93,6 +97,8 @@ class Stepper:
     ) -> None:
         self._runtime, self._width, self._chunk, self._max_gap = runtime, width, min(chunk, width), max_gap
         self._control, self._costs = control, costs
+        if control is not None:
+            control.serve(runtime.info.vocab)
         self._together = runtime.info.draws_together
         self._pace = Pace()
         self._names = {token: name.encode() for name, token in runtime.info.controls.items()}
@@ -129,8 +135,7 @@ class Stepper:
             drafts = clip(part.drafts, room=info.context - part.lease.held, left=remaining, is_end=self._runtime.is_end)[
                 : budget if info.rewinds else 0
             ]
-            processor = part.sequence.processor
-            part.clip(len(drafts) if processor is None or not drafts else processor.valid(drafts))
+            part.clip(_valid(part.sequence, drafts))
             budget -= len(part.drafts)
 
     def _prefill(self, missing: list[tuple[Sequence, Lease]], decoding: list[Part]) -> list[Part]:
@@ -166,35 +171,54 @@ class Stepper:
         return rows
 
     def draw(self, parts: List[Part], rows: List[int]) -> list[Drawn]:
-        """Draw and take what the rows give. The KV holds wrong drafts yet: `kept` says how much of it counts."""
+        """Draw and take what the rows give. The KV holds wrong drafts yet: `kept` says how much of it counts.
+
+        Whatever goes wrong with one sequence's rows, grammar or text is the `error` of that one only.
+        """
         handles = iter(rows)
-        proposals = [self._proposal(p, [next(handles) for _ in range(p.rows)]) for p in parts if p.draws]
-        tokens: dict[int, list[int] | ArithmeticError] = {}
-        drawing = [i for i, part in enumerate(parts) if part.draws]
+        proposals: dict[int, Proposal] = {}
+        tokens: dict[int, List[int]] = {}
+        errors: dict[int, Exception] = {}
+        for i, part in enumerate(parts):
+            own = [next(handles) for _ in range(part.rows)]
+            if part.draws:
+                try:
+                    proposals[i] = self._proposal(part, own)
+                except Exception as error:  # noqa: BLE001
+                    errors[i] = error
         try:
-            found = verify(self._runtime, proposals, together=self._together)
-            tokens.update(zip(drawing, found, strict=True))
-        except ArithmeticError:  # one of them: drawing changes nothing, so each can be asked alone
-            for i, proposal in zip(drawing, proposals, strict=True):
+            found = verify(self._runtime, list(proposals.values()), together=self._together)
+            tokens.update(zip(proposals, found, strict=True))
+        except Exception:  # noqa: BLE001 - of one of them: drawing changes nothing, so each can be asked alone
+            for i, proposal in proposals.items():
                 try:
                     tokens[i] = verify(self._runtime, [proposal])[0]
-                except ArithmeticError as error:
-                    tokens[i] = error
-        result = [self._take(part, tokens.get(i, [])) for i, part in enumerate(parts)]
-        for i, proposal in zip(drawing, proposals, strict=True):
-            if parts[i].sequence.job.logprobs is not None and result[i].error is None:
-                self._score(parts[i], proposal.rows)
+                except Exception as error:  # noqa: BLE001
+                    errors[i] = error
+        result = []
+        for i, part in enumerate(parts):
+            drawn = Drawn(part, error=errors.get(i))
+            if i in tokens:
+                try:
+                    drawn = self._take(part, tokens[i], proposals[i].rows)
+                except Exception as error:  # noqa: BLE001
+                    drawn = Drawn(part, error=error)
+            result.append(drawn)
         return result
 
     def _proposal(self, part: Part, rows: list[int]) -> Proposal:
-        sequence = part.sequence
-        processor = sequence.processor
+        sequence, drafts = part.sequence, part.drafts
+        processor, adjusts = sequence.processor, list[Adjust | None]()
+        if processor is not None:
+            try:
+                adjusts = processor.adjusts(drafts)
+            except GrammarError:
+                if not drafts:
+                    raise
+                drafts, rows = (), rows[:1]  # what drafts would lead to is no fault of the answer
+                adjusts = processor.adjusts(())
         return Proposal(
-            position=len(sequence.tokens),
-            drafts=part.drafts,
-            rows=rows,
-            sampling=sequence.job.sampling,
-            adjusts=() if processor is None else processor.adjusts(part.drafts),
+            position=len(sequence.tokens), drafts=drafts, rows=rows, sampling=sequence.job.sampling, adjusts=adjusts
         )
 
     def _score(self, part: Part, rows: List[int]) -> None:
@@ -210,16 +234,11 @@ class Stepper:
         name = self._names.get(token)
         return TokenLogprob(token=token, text=self._runtime.piece(token) if name is None else name, logprob=logprob, top=top)
 
-    def _take(self, part: Part, drawn: list[int] | ArithmeticError) -> Drawn:
-        if isinstance(drawn, ArithmeticError):
-            return Drawn(part, error=drawn)
-        if not part.draws:
-            return Drawn(part)
+    def _take(self, part: Part, drawn: List[int], rows: List[int]) -> Drawn:
         text: list[str] = []
-        try:
-            settled = settle(drawn, lambda token: self._take_token(part.sequence, token, text))
-        except ArithmeticError as error:
-            return Drawn(part, error=error)
+        settled = settle(drawn, lambda token: self._take_token(part.sequence, token, text))
+        if part.sequence.job.logprobs is not None:
+            self._score(part, rows)
         return Drawn(part, settled, "".join(text))
 
     def _take_token(self, sequence: Sequence, token: int, text: list[str]) -> str | None:
@@ -255,8 +274,8 @@ class Stepper:
             self._control.close(sequence.track, learn=learn and sequence.job.cache == "auto")
         sequence.track = sequence.processor = sequence.grammar = None
 
-    def settle(self, drawn: List[Drawn], seconds: float) -> list[list[Event]]:
-        """Tell the drafter and the policy what became of a step, by the time it took; what is to be told the readers."""
+    def settle(self, drawn: List[Drawn], seconds: float) -> None:
+        """Tell the drafter and the policy what became of a step, by the time it took, and note it for the readers."""
         control = self._control
         prefilling = sum(len(d.part.tokens) for d in drawn if len(d.part.tokens) > 1)
         decoding = sum(d.part.count for d in drawn if len(d.part.tokens) == 1)
@@ -275,7 +294,25 @@ class Stepper:
             track = d.part.sequence.track
             if control is not None and track is not None and d.settled is not None and d.part.plan is None:
                 control.accept(track, _emitted(d.part, d.settled))
-        return [_report(d) for d in drawn]
+        for d in drawn:
+            _note(d)
+
+    def verified(self, sequence: Sequence) -> list[Event]:
+        """What became of drafts, once all that are right are certain to be in the answer; only those count as accepted."""
+        text, events = sequence.text, list[Event]()
+        while sequence.verified:
+            step = sequence.verified[0]
+            if text.stopped is None and text.certain < step.at + step.accepted:
+                break
+            sequence.verified.popleft()
+            accepted = max(0, min(step.accepted, text.tokens - step.at))
+            if accepted < step.accepted and self._control is not None:
+                sequence.accepted -= step.accepted - accepted
+                self._control.taken_back(step.drafter, step.accepted - accepted)
+            events.append(
+                DraftVerified(drafter=step.drafter or None, drafted=step.drafted, accepted=accepted, reason=step.reason)
+            )
+        return events
 
     def _without_prefill(self, seconds: float, batch: int, tokens: int, more: int, everyone: int) -> float:
         """What the step would have taken without prompt tokens beside it, by the measured costs."""
@@ -296,15 +333,26 @@ def _emitted(part: Part, settled: Settled) -> List[int]:
     return tokens[part.before : prompt + part.sequence.text.tokens]
 
 
-def _report(drawn: Drawn) -> list[Event]:
+def _valid(sequence: Sequence, drafts: List[int]) -> int:
+    """How many leading drafts can be right; none where its grammar cannot say: what is wrong shows when it is drawn from."""
+    if sequence.processor is None or not drafts:
+        return len(drafts)
+    try:
+        return sequence.processor.valid(drafts)
+    except Exception:  # noqa: BLE001
+        return 0
+
+
+def _note(drawn: Drawn) -> None:
     """A draft that was verified; or, when it changes, why none was made."""
     plan, settled, sequence = drawn.part.plan, drawn.settled, drawn.part.sequence
     if plan is None or settled is None:
-        return []
+        return
     reason, drafted = plan.choice.reason, len(plan.draft.tokens)
     if not drafted and reason == sequence.reason:
-        return []
+        return
     sequence.reason = reason
     sequence.drafted += drafted
     sequence.accepted += settled.accepted
-    return [DraftVerified(drafter=plan.draft.source or None, drafted=drafted, accepted=settled.accepted, reason=reason)]
+    at = drawn.part.before - len(sequence.job.prompt)
+    sequence.verified.append(Verified(at, plan.draft.source, drafted, settled.accepted, reason))

@@ -8,7 +8,7 @@ schema is never ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from cachespec.engine.runtimes.base import Runtime
@@ -60,51 +60,80 @@ class Vocabulary:
 
         Raises InputError: not valid, or something in it is not supported.
         """
+        try:
+            text = self._text(kind, source)
+            wrong, messages = self._lib.LLMatcher.validate_grammar_with_warnings(text, self._tokenizer)
+        except InputError:
+            raise
+        except (ValueError, TypeError, RecursionError) as error:
+            name = "JSON schema" if kind == "schema" else f"{kind} grammar"
+            raise InputError(f"not a {name}: {error}", field="response_format") from error
+        if wrong:
+            raise InputError(f"not a grammar that can be followed: {'; '.join(messages)}", field="response_format")
+        grammar = Grammar(lambda: self._lib.LLMatcher(self._tokenizer, text, log_level=0), self, tuple(messages))
+        try:
+            grammar.start().masks(())  # some errors show only when the first token is asked for
+        except GrammarError as error:
+            raise InputError(f"not a grammar that can be followed: {error}", field="response_format") from error
+        return grammar
+
+    def _text(self, kind: Kind, source: str | Mapping[str, Any] | None) -> str:
+        """The grammar as the library takes it."""
         matcher = self._lib.LLMatcher
         if kind in ("json", "schema"):
             schema = {"type": "object"} if kind == "json" else source
-            try:
-                text = matcher.grammar_from_json_schema(
+            return str(
+                matcher.grammar_from_json_schema(
                     schema if isinstance(schema, str) else json.dumps(schema),
                     overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE, "lenient": False},
                 )
-            except ValueError as error:
-                raise InputError(f"not a JSON schema: {error}", field="response_format") from error
-        elif not isinstance(source, str):
+            )
+        if not isinstance(source, str):
             raise InputError(f"a {kind} grammar is a text", field="response_format")
-        else:
-            lark = f"start: /{self._lib.regex_to_lark(source, 'dw')}/" if kind == "regex" else source
-            text = matcher.grammar_from_lark(lark)
-        wrong, messages = matcher.validate_grammar_with_warnings(text, self._tokenizer)
-        if wrong:
-            raise InputError(f"not a grammar that can be followed: {'; '.join(messages)}", field="response_format")
-        made = matcher(self._tokenizer, text, log_level=0)
-        if made.is_error():
-            raise InputError(f"not a grammar that can be followed: {made.get_error()}", field="response_format")
-        return Grammar(made, self, tuple(messages))
+        lark = f"start: /{self._lib.regex_to_lark(source, 'dw')}/" if kind == "regex" else source
+        return str(matcher.grammar_from_lark(lark))
+
+
+class GrammarError(ArithmeticError):
+    """An answer cannot go on by its grammar: a token does not follow it, none does, or the library gives up on it."""
 
 
 class Grammar:
-    """A compiled grammar. `warnings` are the library's, for the user."""
+    """A compiled grammar. `warnings` are the library's, for the user.
 
-    def __init__(self, matcher: Any, vocabulary: Vocabulary, warnings: tuple[str, ...]) -> None:
-        self._matcher, self._vocabulary, self.warnings = matcher, vocabulary, warnings
+    The states of a grammar share a lexer, which grows with what they see and may reach a limit of the library; then it is
+    made anew. `GrammarError` where it cannot be made at all.
+    """
+
+    def __init__(self, make: Callable[[], Any], vocabulary: Vocabulary, warnings: tuple[str, ...]) -> None:
+        self._make, self._vocabulary, self.warnings = make, vocabulary, warnings
+        self._matcher = make()
 
     def start(self) -> GrammarState:
         """At the beginning of an answer."""
-        return GrammarState(self._matcher.deep_copy(), self._vocabulary)
+        return GrammarState(self, self._vocabulary)
+
+    def copy(self) -> Any:
+        """A matcher of the library, at the beginning."""
+        return self._matcher.deep_copy()
+
+    def renew(self) -> None:
+        """The lexer is of no more use."""
+        self._matcher = self._make()
 
 
 class GrammarState:
     """How far an answer is in its grammar; a `processors.Mask`. Belongs to one thread."""
 
-    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
-        self._matcher, self._size, self._ends = matcher, vocabulary.size, frozenset(vocabulary.ends)
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
+        self._grammar, self._size, self._ends = grammar, vocabulary.size, frozenset(vocabulary.ends)
+        self._matcher = grammar.copy()
+        self._tokens: list[int] = []  # of the answer
 
     @property
     def finished(self) -> bool:
         """Nothing but an end token may follow: the answer is over, without drawing one."""
-        return bool(self._matcher.is_stopped())
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     @property
     def complete(self) -> bool:
@@ -114,41 +143,75 @@ class GrammarState:
     def valid(self, drafts: Sequence[int]) -> int:
         """How many leading drafts the grammar allows, end tokens never."""
         stop = next((i for i, token in enumerate(drafts) if token in self._ends), len(drafts))
-        return 0 if self.finished else int(self._matcher.validate_tokens(list(drafts[:stop])))
+        found = 0 if self.finished else int(self._matcher.validate_tokens(list(drafts[:stop])))
+        if self._matcher.is_error():
+            self._recover()
+            return 0
+        return found
 
     def masks(self, drafts: Sequence[int]) -> list[NDArray[np.uint32]]:
-        """What is allowed at each position before and after these drafts, all of them valid; changes nothing."""
-        matcher, result = self._matcher, [self._bits()]
-        done = 0
+        """What is allowed at each position before and after these drafts, all of them valid; changes nothing.
+
+        Raises GrammarError; where it does for drafts, it may yet answer without them.
+        """
+        try:
+            result = [self._bits()]
+        except GrammarError:
+            self._recover()
+            result = [self._bits()]
+        if not drafts:
+            return result
         try:
             for token in drafts:
                 self._consume(token)
-                done += 1
                 result.append(self._bits())
-        finally:
-            if done and not matcher.rollback(done):
-                raise RuntimeError(f"llguidance cannot take {done} tokens back: {matcher.get_error()}")
+        except GrammarError:
+            self._recover()
+            raise
+        if not self._matcher.rollback(len(drafts)):
+            self._recover()
         return result
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Move on over committed tokens, end tokens not among them.
 
-        Raises ArithmeticError for one that the grammar does not allow: it was not drawn under its mask.
+        Raises GrammarError for one that the grammar does not allow: it was not drawn under its mask.
         """
         for token in tokens:
+            try:
+                self._consume(token)
+            except GrammarError:
+                if not self._matcher.is_error():
+                    raise
+                self._recover()
+                self._consume(token)
+            self._tokens.append(token)
+
+    def _recover(self) -> None:
+        """The library's matcher cannot be used after an error: another takes its place, where the answer is."""
+        self._grammar.renew()
+        self._matcher = self._grammar.copy()
+        for token in self._tokens:
             self._consume(token)
 
     def _consume(self, token: int) -> None:
-        if self._matcher.validate_tokens([token]) != 1 or not self._matcher.consume_token(token):
-            raise ArithmeticError(f"token {token} does not follow the grammar")
+        matcher = self._matcher
+        if matcher.validate_tokens([token]) != 1 or not matcher.consume_token(token) or matcher.is_error():
+            raise GrammarError(f"token {token} does not follow the grammar{_why(matcher)}")
 
     def _bits(self) -> NDArray[np.uint32]:
         import numpy as np
 
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
-        if self._matcher.is_error():
-            raise ArithmeticError(f"the grammar cannot be followed further: {self._matcher.get_error()}")
-        return words[: (self._size + 31) // 32]
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: (self._size + 31) // 32]
+        if self._matcher.is_error() or not words.any():
+            raise GrammarError(f"no token can follow{_why(self._matcher)}")
+        return words
+
+
+def _why(matcher: Any) -> str:
+    """What the library says, without the state and the grammar that it repeats."""
+    text = matcher.get_error().split("<state>")[0].strip() if matcher.is_error() else ""
+    return f" ({text})" if text else ""
 
 
 def _library() -> Any:
