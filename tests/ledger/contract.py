@@ -258,6 +258,47 @@ class LedgerContract:
         await ledger.aclose()
 
     @pytest.mark.anyio
+    async def test_a_lease_that_is_renewed_holds_on(self, ledger: FullLedger, clock: Clock) -> None:
+        budget, mine = limit("1"), hold("0.8", limit("1"), lease_s=30, accounts=("tenant:acme",))
+        running = await ledger.reserve(mine)
+        for _ in range(5):
+            clock.now += 20
+            await ledger.renew(running, mine)
+        with pytest.raises(BudgetExceededError) as caught:
+            await ledger.reserve(hold("0.3", budget))
+        assert str(caught.value.reserved) == "0.8"
+        assert await ledger.accounts() == ("all", "tenant:acme")
+        await ledger.renew(running, hold("0.8", budget, lease_s=1))  # never shorter
+        clock.now += 25
+        assert figures(await ledger.refresh([budget])) == [("0", "0.8")]
+        await ledger.settle(running, spent("0.7"))
+        await ledger.renew(running, mine)
+        await ledger.renew("never", mine)
+        assert figures(await ledger.refresh([budget])) == [("0.7", "0")]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_a_lease_that_ran_out_is_taken_up_again_whatever_was_reserved_meanwhile(
+        self, ledger: FullLedger, clock: Clock
+    ) -> None:
+        budget, mine = limit("1"), hold("0.8", limit("1"), lease_s=30)
+        slow = await ledger.reserve(mine)
+        clock.now += 31
+        for _ in range(260):  # enough for what ended to be swept away
+            await ledger.release(await ledger.reserve(hold("0.6", budget)))
+        other = await ledger.reserve(hold("0.6", budget))
+        await ledger.renew(slow, mine)
+        assert figures(ledger.snapshot([budget])) == [("0", "1.4")]
+        with pytest.raises(BudgetExceededError):
+            await ledger.reserve(hold("0.1", budget))
+        await ledger.settle(slow, spent("0.2"))
+        await ledger.settle(other, spent("0.2"))
+        assert figures(await ledger.refresh([budget])) == [("0.4", "0")]
+        with pytest.raises(InputError, match="lease_s"):
+            await ledger.renew(slow, hold("0.8", budget, lease_s=-1.0))
+        await ledger.aclose()
+
+    @pytest.mark.anyio
     async def test_spending_above_the_reservation_is_recorded_as_it_is(self, ledger: FullLedger) -> None:
         budget = limit("1")
         reservation = await ledger.reserve(hold("0.1", budget))

@@ -1,8 +1,8 @@
 """The contract of a ledger: reserve before a request is sent, settle exactly once after it.
 
 A reservation counts against every limit it names until it is settled, released, or its lease runs out (its process
-died). The check and the reservation are one atomic step, so that with any number of tasks and processes
-spent + reserved never passes a hard limit (contract M3). Amounts are USD, exact decimals.
+died); whoever is still at work renews it. The check and the reservation are one atomic step, so that with any number of
+tasks and processes spent + reserved never passes a hard limit (contract M3). Amounts are USD, exact decimals.
 """
 
 from __future__ import annotations
@@ -101,6 +101,13 @@ class Ledger(Protocol):
 
     async def reserve(self, hold: Hold) -> str:
         """Check every limit and reserve, atomically; return the reservation's id. Raises BudgetExceededError."""
+
+    async def renew(self, reservation: str, hold: Hold) -> None:
+        """Begin the lease anew, `hold.lease_s` from now, since what `hold` was reserved for is not over; it ends no earlier.
+
+        A lease that ran out is taken up again, whatever was reserved meanwhile: what may yet be spent counts. Unknown,
+        released or settled ids change nothing.
+        """
 
     async def settle(self, reservation: str, settlement: Settlement) -> None:
         """Replace the reservation by what was spent. A second call for the same id changes nothing."""

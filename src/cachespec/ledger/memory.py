@@ -140,6 +140,15 @@ class MemoryLedger:
                 self._account(account).held.add(reservation)
             return reservation
 
+    async def renew(self, reservation: str, hold: Hold) -> None:
+        """See `Ledger.renew`."""
+        lease = lease_micros(hold.lease_s)
+        with self._lock:
+            self._check_open()
+            if reservation in self._open:
+                held, units, end = self._open[reservation]
+                self._open[reservation] = (held, units, max(end, self._now() + lease))
+
     async def settle(self, reservation: str, settlement: Settlement) -> None:
         """See `Ledger.settle`. A lease that ran out does not matter: the spend is recorded."""
         units = spent_units(settlement.amount)

@@ -111,6 +111,11 @@ class SqliteLedger:
             raise
         return reservation
 
+    async def renew(self, reservation: str, hold: Hold) -> None:
+        """See `Ledger.renew`. One transaction."""
+        units, lease = reserved_units(hold.amount), lease_micros(hold.lease_s)
+        await self._run(lambda db: self._renew(db, reservation, hold, units, lease))
+
     async def settle(self, reservation: str, settlement: Settlement) -> None:
         """See `Ledger.settle`. When it cannot be written the reservation stays, and settling may be tried again."""
         units = spent_units(settlement.amount)
@@ -255,6 +260,23 @@ class SqliteLedger:
             db.executemany("INSERT INTO holds VALUES (?, ?, ?, ?)", [(a, reservation, units, expires) for a in accounts])
             self._sweep(db, now)
         self._looked(accounts, 0, units)
+
+    def _renew(self, db: sqlite3.Connection, reservation: str, hold: Hold, units: int, lease: int) -> None:
+        accounts = accounts_of(hold)
+        with transaction(db):
+            expires = self._now() + lease
+            if not db.execute(
+                "UPDATE reservations SET expires = MAX(expires, ?) WHERE id = ?", (expires, reservation)
+            ).rowcount:
+                return
+            db.executemany(  # a hold whose lease ran out may be swept away
+                "INSERT INTO holds VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (account, reservation) DO UPDATE SET expires = MAX(expires, excluded.expires)",
+                [(account, reservation, units, expires) for account in accounts],
+            )
+            for account in accounts:
+                for since in tuple(self._known.get(account, ())):
+                    self._look(db, account, since)
 
     def _settle(self, db: sqlite3.Connection, reservation: str, settlement: Settlement, units: int | None) -> None:
         with transaction(db):
