@@ -33,6 +33,7 @@ from cachespec.generations import Generation
 from cachespec.health import Trial
 from cachespec.keepalive import KeepAlives
 from cachespec.learned import Answer, Learned
+from cachespec.leases import MARGIN_S, Leases
 from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
 from cachespec.middleware import Chain
 from cachespec.policies.budgets import accounts
@@ -42,9 +43,6 @@ from cachespec.stream import Outcome
 from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
 from cachespec.tokens import Sizes, sizes_of
 from cachespec.usage import EXACT, Cost, Usage, exact, money_text
-
-LEASE_MARGIN_S = 60.0
-"""A lease outlives its request's deadline by this much, so that a slow settlement still finds its reservation."""
 
 # After these the vendor may have worked, and may bill, although nothing came back.
 _MAYBE_BILLED = (ConnectionFailedError, RequestTimeoutError, StreamInterruptedError)
@@ -79,6 +77,7 @@ class ClientCall:
         current: Callable[[], Generation],
         *,
         ledger: Ledger,
+        leases: Leases,
         learned: Learned,
         keepalives: KeepAlives,
         telemetry: Telemetry,
@@ -90,7 +89,7 @@ class ClientCall:
         self._ask, self._current = ask, current
         self._begin(current())
         self.timeout_s = self._asked.ask.timeout_s
-        self._ledger, self._learned, self._keepalives = ledger, learned, keepalives
+        self._ledger, self._leases, self._learned, self._keepalives = ledger, leases, learned, keepalives
         self._telemetry, self._middleware, self._clock = telemetry, middleware, clock
         self._ready, self._sessions = start, sessions
         self._verdict: Verdict | None = None
@@ -138,11 +137,14 @@ class ClientCall:
         self._choose = decision.chosen
         health = self._learned.health
         load, trial = health.load(backend.name), health.started(backend.name, asked.now)
+        hold = self._hold(offer, left_s)
         try:
-            reservation = await self._ledger.reserve(self._hold(offer, left_s))
+            await self._leases.renew()  # what is under way keeps its room, also when the clock jumped
+            reservation = await self._ledger.reserve(hold)
         except BaseException:
             health.left(trial)
             raise
+        self._leases.keep(reservation, hold)
         assembly = Assembly(provider=backend.provider, model=backend.model, begun=self._began)
         held = _Open(backend, offer, reservation, assembly, trial, load=load, own=verdict.own)
         self._open = held
@@ -212,7 +214,7 @@ class ClientCall:
             tags=ask.tags,
             accounts=accounts(ask),
             limits=tuple(limits),
-            lease_s=(600.0 if left_s is None else left_s) + LEASE_MARGIN_S,
+            lease_s=(600.0 if left_s is None else left_s) + MARGIN_S,
         )
 
     def _warn_of(self, limit: Limit, worst: Decimal, *, alone: bool) -> None:
@@ -276,6 +278,7 @@ class ClientCall:
             await self._book(held, "failed", ttft_ms=None, total_ms=waited_s * 1000)
         else:
             self._learn(held, "error")
+            self._leases.drop(held.reservation)
             await to_the_end(lambda: self._ledger.release(held.reservation))
 
     def _learn(self, held: _Open, stop: str | None) -> None:
@@ -367,6 +370,7 @@ class ClientCall:
             request_id=request_id,
             price_source=cost.source,
         )
+        self._leases.drop(held.reservation)
         await to_the_end(lambda: self._ledger.settle(held.reservation, settlement))
         self._telemetry.tell(
             Settled(

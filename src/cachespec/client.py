@@ -30,6 +30,7 @@ from cachespec.events import Completion
 from cachespec.generations import FileWatch, close_backend, generation, start_backend
 from cachespec.keepalive import KeepAlives, Prewarmed
 from cachespec.learned import Learned
+from cachespec.leases import Leases
 from cachespec.ledger.base import Ledger
 from cachespec.messages import MessageInput, SystemInput, ToolInput
 from cachespec.middleware import Chain, Middleware
@@ -110,6 +111,7 @@ class Client:
         self.ledger = wired.ledger
         self._clock = clock or SystemClock()
         self._background = Background(self._clock)
+        self._leases = Leases(self.ledger, self._background, self._clock)
         self._keepalives = KeepAlives(self.ledger, self._background, self._clock, self._telemetry, self._in_use)
         self._watch = FileWatch(wired.config.path) if watch and wired.config.path is not None else None
         self._retired: list[Backend] = []
@@ -525,6 +527,7 @@ class Client:
             lambda: self._ask(request),
             lambda: self._now,
             ledger=self.ledger,
+            leases=self._leases,
             learned=self._learned,
             keepalives=self._keepalives,
             telemetry=self._telemetry,
