@@ -134,6 +134,6 @@ def test_another_server_under_the_same_name_does_not_know_the_last_answer() -> N
     sessions = Sessions()
     for session, backend in (("s", "a"), ("t", "b")):
         sessions.remember(ask(session), backend=backend, model="m", response_id=f"r-{session}")
-    sessions.replaced(["a"])
+    sessions.forget_answers("a")
     assert [sessions.resume(ask(name)).previous_response for name in ("s", "t")] == [None, "r-t"]
     assert sessions.resume(ask("s")).previous_backend == "a"

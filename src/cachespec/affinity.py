@@ -168,11 +168,10 @@ class Sessions:
         while len(known) > most:
             known.popitem(last=False)
 
-    def replaced(self, backends: Iterable[str]) -> None:
-        """What answers by these names is another account, server or model now: it does not know the last answers."""
-        gone = set(backends)
+    def forget_answers(self, backend: str) -> None:
+        """What answers by this name is another account, server or model now: it does not know the last answers."""
         for session, kept in self._kept.items():
-            if kept.backend in gone and kept.response_id is not None:
+            if kept.backend == backend and kept.response_id is not None:
                 self._kept[session] = replace(kept, response_id=None)
 
 

@@ -82,12 +82,20 @@ class CachePlanner:
         self._layouts = Layouts()
 
     def plan(
-        self, backend: Backend, prompt: Prompt, ask: Ask, *, ignored: tuple[str, ...] = (), changed: tuple[str, ...] = ()
+        self,
+        backend: Backend,
+        prompt: Prompt,
+        ask: Ask,
+        *,
+        target: str = "",
+        ignored: tuple[str, ...] = (),
+        changed: tuple[str, ...] = (),
     ) -> Planned:
         """The plan for sending `prompt` to `backend`, what it is expected to read and write, and the belief behind it.
 
-        `changed` names the parameters that a session changed although they are part of what is cached. Raises ConfigError
-        where the policy fails or chooses what there is not.
+        `target` is what the backend's name stands for (`generations.target_of`): what another server, account or model cached
+        is no part of the belief. `changed` names the parameters that a session changed although they are in what is cached.
+        Raises ConfigError where the policy fails or chooses what there is not.
         """
         request, capabilities = prompt.request, backend.capabilities
         reasons = tuple(Reason("params_changed", text) for text in changed)
@@ -105,6 +113,7 @@ class CachePlanner:
             weights=weights,
             warmth=self.warmth,
             keys=self.keys,
+            target=target,
         )
         return _Planning(self, view).planned(ignored, reasons)
 

@@ -57,6 +57,7 @@ class View:
         weights: Weights,
         warmth: Warmth,
         keys: CacheKeys,
+        target: str = "",
     ) -> None:
         self.backend, self.prompt, self.ask, self.cache = backend, prompt, ask, cache
         self.layout, self.weights = layout, weights
@@ -72,7 +73,8 @@ class View:
         elif cache.keys == "partition" and key is None:
             key = keys.partition(ask.tenant)
         self.key = key if isinstance(key, str) else None
-        self.scope = scope_of(backend.name, backend.model, self.key or "", _other_fields(self.request, backend.name))
+        other = _other_fields(self.request, backend.name)
+        self.scope = scope_of(backend.name, backend.model, self.key or "", other, target)
         found = warmth.look(self.scope, self.layout.keys, head=self.layout.head, most=_DEEPEST)
         # What is ready later than now was made before the clock was set back: nobody knows how old it is.
         self.found = [pair for pair in found if pair[1].ready_at <= ask.now + _SET_BACK_S]

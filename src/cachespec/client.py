@@ -27,7 +27,7 @@ from cachespec.decide import Asked, Verdict, route_error
 from cachespec.decision import Decision
 from cachespec.errors import InputError, StreamStateError
 from cachespec.events import Completion
-from cachespec.generations import FileWatch, close_backend, generation, start_backend
+from cachespec.generations import FileWatch, close_backend, generation, replaced, start_backend
 from cachespec.keepalive import KeepAlives, Prewarmed
 from cachespec.learned import Learned
 from cachespec.leases import Leases
@@ -252,6 +252,9 @@ class Client:
                     await close_backend(wired.backends[name])
                 raise
             self._now = now
+            for name in replaced(now, before):
+                self._learned.forget(name)
+                self._sessions.forget_answers(name)
             kept = set(map(id, now.backends.values()))
             gone = [backend for backend in before.backends.values() if id(backend) not in kept]
             self._retired += gone

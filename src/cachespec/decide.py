@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from hashlib import blake2b
 from random import random
@@ -69,7 +69,7 @@ STEP_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a configuration says beside its backends; one generation of it."""
+    """What a configuration says beside its backends, and what their names stand for; one generation of it."""
 
     models: Mapping[str, tuple[str, ...]]
     default_model: str | None = None
@@ -78,6 +78,7 @@ class Settings:
     rules: tuple[Rule, ...] = ()
     budgets: tuple[BudgetRule, ...] = ()
     generation: int = 0
+    targets: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +332,9 @@ class Decider:
         prompt = asked.prompt if request is asked.request else replace(asked.prompt, request=request)
         estimate = backend.estimate(prompt)
         ignored = _unsupported(asked.request, backend) if self._settings.drop_unsupported else ()
-        planned = plans[name] = self._planner.plan(backend, prompt, asked.ask, ignored=ignored, changed=asked.changed)
+        planned = plans[name] = self._planner.plan(
+            backend, prompt, asked.ask, target=self._settings.targets.get(name, ""), ignored=ignored, changed=asked.changed
+        )
         said = estimate.tokens
         tokens, belief = (said if planned.tokens is None else planned.tokens), planned.belief or estimate.belief
         capabilities = backend.capabilities

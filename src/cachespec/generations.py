@@ -3,11 +3,13 @@
 A reload is validate-then-swap: the new file is read and checked, what is new in it is made and started, and only then does the
 client answer by it; whatever fails leaves everything as it was. What both have in common is kept: a backend whose table did
 not change goes on with its connections, its loaded model and its KV; a policy keeps what it learned; the ledger keeps its
-counters, so that a new limit holds for what was spent under the old one. A request ends under the generation it began with.
+counters, so that a new limit holds for what was spent under the old one. What was learned of a backend is kept as long as its
+name stands for the same model, server and account. A request ends under the generation it began with.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cachespec.backends.base import Backend
 from cachespec.cache_learning import Caching
-from cachespec.config import Config
+from cachespec.config import Config, PluginSpec
 from cachespec.decide import Decider, Settings
 from cachespec.errors import ConfigError
 from cachespec.finishing import to_the_end
@@ -26,6 +28,8 @@ from cachespec.telemetry import Telemetry
 if TYPE_CHECKING:
     from cachespec.registry import Wired
 
+_PRICES = ("prices", "cost")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
@@ -34,6 +38,8 @@ class Generation:
     wired: Wired
     decider: Decider
     caching: Caching
+    targets: Mapping[str, str]
+    """What each name stands for, and what names that are gone stood for last (`target_of`)."""
 
     @property
     def config(self) -> Config:
@@ -47,6 +53,7 @@ class Generation:
 def generation(wired: Wired, *, learned: Learned, telemetry: Telemetry, before: Generation | None = None) -> Generation:
     """What is wired, ready to decide. Raises ConfigError for a backend that goes by another name."""
     config = wired.config
+    targets = {name: target_of(spec) for name, spec in config.backends.items()}
     settings = Settings(
         models=config.models,
         default_model=config.default_model,
@@ -55,6 +62,7 @@ def generation(wired: Wired, *, learned: Learned, telemetry: Telemetry, before: 
         rules=config.rules,
         budgets=config.budgets,
         generation=config.generation,
+        targets=targets,
     )
     for name, backend in wired.backends.items():
         if backend.name != name:
@@ -65,7 +73,20 @@ def generation(wired: Wired, *, learned: Learned, telemetry: Telemetry, before: 
         former = None if before is None else before.caching
         caching = Caching(wired.caching, telemetry, learned, secret=wired.secret, before=former)
     decider = Decider(wired.backends, wired.routing, wired.ledger, settings, caching.planner, learned)
-    return Generation(wired=wired, decider=decider, caching=caching)
+    return Generation(
+        wired=wired, decider=decider, caching=caching, targets=targets if before is None else {**before.targets, **targets}
+    )
+
+
+def target_of(spec: PluginSpec) -> str:
+    """What a backend's name stands for: all that its table says but what it costs. Secrets are named there, never written."""
+    options = {key: value for key, value in spec.options.items() if key not in _PRICES}
+    return json.dumps([spec.use, options], sort_keys=True, default=str)
+
+
+def replaced(now: Generation, before: Generation) -> list[str]:
+    """The names that stand for something else than they did when they were last used."""
+    return [name for name in now.backends if before.targets.get(name, now.targets[name]) != now.targets[name]]
 
 
 async def start_backend(now: Generation, name: str) -> None:

@@ -133,6 +133,12 @@ class Health:
         breaker.opened_at, breaker.open_until = now, now + (pause if asked is None else asked)
         breaker.cause = f"{type(error).__name__} after {breaker.failures} failure{'s' if breaker.failures > 1 else ''} in a row"
 
+    def forget(self, backend: str) -> None:
+        """Somebody else answers by this name now: what attempts that are under way still tell is of the one before."""
+        breaker = self._breakers.setdefault(backend, _Breaker())
+        breaker.close()
+        breaker.openings += 1
+
     def _ended(self, trial: Trial) -> _Breaker | None:
         count = self._load.get(trial.backend, 0) - 1
         if count > 0:

@@ -14,11 +14,13 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.wire.server import WireServer
 
 import cachespec
 from cachespec.client import Client
 from cachespec.config import load_config
-from cachespec.errors import BudgetExceededError, ConfigError, InputError, StreamStateError
+from cachespec.errors import AuthenticationError, BudgetExceededError, ConfigError, InputError, StreamStateError
+from cachespec.health import Health
 from cachespec.ledger.memory import MemoryLedger
 from cachespec.pricing import hosted_rates
 from cachespec.request import build_request
@@ -28,12 +30,24 @@ from cachespec.usage import Usage
 
 PLUGIN = textwrap.dedent(
     """
+    from cachespec.errors import AuthenticationError
     from cachespec.pricing import hosted_rates
     from cachespec.testing import ScriptedBackend, say
     from cachespec.usage import Usage
 
     MADE = []
     RATES = hosted_rates(None, "m", prices={"input": "1000", "output": "1000"})
+
+    class Locked(ScriptedBackend):
+        def __init__(self, *, name: str, api_key: str, price: str = "1") -> None:
+            rates = hosted_rates(None, "m", prices={"input": price, "output": price})
+            super().__init__(say("Hello"), name=name, rates=rates)
+            self.key = api_key
+
+        async def open(self, request, plan, *, timeout):
+            if self.key != "good":
+                raise AuthenticationError("bad key", backend=self.name)
+            return await super().open(request, plan, timeout=timeout)
 
     class Backend(ScriptedBackend):
         def __init__(self, *, name: str, text: str, fails: bool = False, delay: float = 0.0) -> None:
@@ -298,6 +312,95 @@ async def test_a_stream_is_counted_in_the_window_in_which_it_is_entered() -> Non
             await client.complete("Hi" * 100, max_output_tokens=5)
         assert caught.value.resets_at is not None
         assert caught.value.resets_at.timestamp() > clock.time()
+
+
+def locked(path: Path, key: str, price: str = "1", names: str = "ab") -> None:
+    """Two backends: the first has this key, the second a good one and a high price."""
+    variables = {"a": (key, price), "b": ("GOOD_KEY", "50")}
+    tables = []
+    for name in names:
+        variable, amount = variables[name]
+        table = f'use = "reload_plugin:Locked"\napi_key = {{ env = "{variable}" }}\nprice = "{amount}"\n'
+        tables.append(f"[backends.{name}]\n{table}")
+    path.write_text("".join(tables) + f"[models.main]\nbackends = {list(names)}\n")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("by_way_of_nothing", [False, True])
+async def test_what_was_learned_of_a_name_ends_with_what_it_stood_for(
+    write: Callable[..., str], monkeypatch: pytest.MonkeyPatch, by_way_of_nothing: bool
+) -> None:
+    monkeypatch.setenv("GOOD_KEY", "good")
+    monkeypatch.setenv("BAD_KEY", "bad")
+    path, clock = Path(write(a="x")), FakeClock()
+    locked(path, "BAD_KEY")
+    async with Client.from_config(load_config(path), clock=clock) as client:
+        for _ in range(5):
+            assert (await client.complete("Hi")).backend == "b"
+            clock.advance(400)
+        await client.complete("Hi")
+        assert [r.code for o in client.plan("Hi").candidates if o.backend == "a" for r in o.reasons] == ["unhealthy"]
+        assert client.plan("Hi").candidates[0].latency.evidence == "measured"
+        if by_way_of_nothing:
+            locked(path, "BAD_KEY", names="b")
+            await client.reload()
+        locked(path, "GOOD_KEY")
+        await client.reload()
+        assert (await client.complete("Hi")).backend == "a"
+        latency = {o.backend: o.latency.evidence for o in client.plan("Hi").candidates}
+        assert latency == {"a": "assumed", "b": "measured"}
+
+
+@pytest.mark.anyio
+async def test_an_attempt_at_the_one_before_says_nothing_of_who_answers_by_its_name_now() -> None:
+    health = Health()
+    old = [health.started("a", 0.0) for _ in range(4)]
+    health.failed(old.pop(), AuthenticationError("bad key", backend="a"), 1.0)
+    assert health.refusal("a", 2.0) is not None
+    health.forget("a")
+    assert health.refusal("a", 2.0) is None
+    for trial in old:
+        health.failed(trial, AuthenticationError("bad key", backend="a"), 3.0)
+    assert (health.refusal("a", 3.0), health.load("a")) == (None, 0)
+    health.failed(health.started("a", 4.0), AuthenticationError("bad key", backend="a"), 5.0)
+    assert health.refusal("a", 5.0) is not None
+
+
+def claude(path: Path, url: str, key: str, *, price: str = "3", caching: str = "always") -> None:
+    prices = f'{{ input = "{price}", cache_read = "0.3", cache_write = {{ "5m" = "3.75" }}, output = "15" }}'
+    model = 'use = "anthropic"\nmodel = "claude-sonnet-4-5"\n'
+    server = f'base_url = "{url}"\napi_key = {{ env = "{key}" }}\nprices = {prices}\n'
+    path.write_text(f'[backends.claude]\n{model}{server}[policies]\ncaching = {{ use = "{caching}" }}\n')
+
+
+@pytest.mark.anyio
+async def test_what_one_account_cached_is_not_believed_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_1", "k1")
+    monkeypatch.setenv("KEY_2", "k2")
+    path, manual, clock = tmp_path / "c.toml", "word " * 8_000, FakeClock()
+    counts = {"input_tokens": 10, "cache_creation_input_tokens": 12_000, "cache_read_input_tokens": 0, "output_tokens": 3}
+    with WireServer() as first, WireServer() as second:
+        first.counts = second.counts = lambda api, body, headers: lambda tokens: counts
+
+        def state() -> str:
+            return client.plan("Next?", system=manual, max_output_tokens=10).candidates[0].belief.state
+
+        claude(path, first.url, "KEY_1")
+        async with Client.from_config(load_config(path), clock=clock) as client:
+            await client.complete("Hi", system=manual, max_output_tokens=10)
+            clock.advance(3)
+            warm = state()
+            assert warm in ("warm", "partial")
+            claude(path, first.url, "KEY_1", price="4")
+            await client.reload()
+            assert state() == warm  # it costs something else, and is the same
+            for url, key in ((second.url, "KEY_1"), (first.url, "KEY_2")):
+                claude(path, url, key)
+                await client.reload()
+                assert state() == "cold"
+            claude(path, first.url, "KEY_1")
+            await client.reload()
+            assert state() == warm
 
 
 class Stubborn(ScriptedBackend):
