@@ -158,7 +158,7 @@ class PrefixIndex:
         """The longest known beginning of a prompt, counted in the statistics and noted as used."""
         found, counts = self.find(tokens, namespace), self._counts
         queried, reach = found.queried, max(found.tokens, found.stored)
-        counts.update(queries=1, queried_tokens=queried, hit_tokens=reach, hits=reach > 0, misses=reach == 0)
+        counts.update(queries=1, queried_tokens=queried, hit_tokens=reach, hits=int(reach > 0), misses=int(reach == 0))
         if found.near is not None:
             counts["near_misses"] += 1
             self._last_near = found.near
