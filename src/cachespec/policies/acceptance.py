@@ -62,7 +62,7 @@ class Goodput:
     max_length: int = 24
 
     def __post_init__(self) -> None:
-        _check(self.min_acceptance, self.min_output_tokens, self.max_length)
+        _check(self.min_acceptance, self.min_output_tokens, self.max_length, "max_length")
 
     def choose(self, step: Step) -> Sequence[Choice]:
         candidates, costs = step.candidates, step.costs
@@ -253,10 +253,10 @@ def _gain(step: Step, lengths: Sequence[int]) -> float | None:
     return emitted / seconds * step.costs.seconds(batch, batch) / batch
 
 
-def _check(acceptance: float, output: int, length: int) -> None:
+def _check(acceptance: float, output: int, length: int, name: str = "draft_length") -> None:
     if not 0 <= acceptance <= 1:
         raise InputError(f"must be from 0 to 1, not {acceptance!r}", field="min_acceptance")
     if output < 0:
         raise InputError(f"must not be negative, not {output!r}", field="min_output_tokens")
     if length < 1:
-        raise InputError(f"must be at least 1, not {length!r}", field="draft length")
+        raise InputError(f"must be at least 1, not {length!r}", field=name)
