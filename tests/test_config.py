@@ -586,3 +586,91 @@ def test_the_secret_of_cache_keys_is_named_not_written() -> None:
     wired = build(config, {**keys, "CACHE_SECRET": "hush"})
     assert wired.secret == "hush"
     assert "hush" not in repr(wired)
+
+
+LOCAL = """\
+[backends.laptop]
+use   = "llamacpp"
+model = "smollm2"
+draft = { use = "suffix" }
+[policies]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "key", "message"),
+    [
+        ('"suffix"', '"suffix", min_probability = 3', 4, "backends.laptop.draft.min_probability", "must be from 0 to 1, not 3"),
+        ('"suffix"', '"suffix", min_match = 0', 4, "backends.laptop.draft.min_match", "must be a whole number above 0, not 0"),
+        ('"suffix"', '"suffix", history_bytes = -1', 4, "backends.laptop.draft.history_bytes", "must be at least 0, not -1"),
+        (
+            '"suffix"',
+            '"hybrid", model = "smollm2", confidence = 2',
+            4,
+            "backends.laptop.draft.confidence",
+            "must be from 0 to 1, not 2",
+        ),
+        (
+            "[policies]",
+            '[policies]\nacceptance = { use = "fixed", draft_length = 0 }',
+            6,
+            "policies.acceptance.draft_length",
+            "must be at least 1, not 0",
+        ),
+        (
+            "[policies]",
+            '[policies.acceptance]\nuse = "threshold"\nmin_acceptance = 4',
+            7,
+            "policies.acceptance.min_acceptance",
+            "must be from 0 to 1, not 4.0",
+        ),
+        (
+            "[policies]",
+            'acceptance = { use = "goodput", max_length = 0 }\n[policies]',
+            5,
+            "backends.laptop.acceptance.max_length",
+            "must be at least 1, not 0",
+        ),
+        ("[policies]", "threads = 100000\n[policies]", 5, "backends.laptop.threads", "must be at most 512, not 100000"),
+        (
+            "[policies]",
+            '[backends.gpu]\nuse = "torch"\nmodel = "smollm2"\ndevice = "gpu"',
+            8,
+            "backends.gpu.device",
+            "is no device",
+        ),
+    ],
+)
+def test_values_that_would_stop_the_client_are_found_by_check_and_said_alike_at_the_start(
+    tmp_path: Path, old: str, new: str, line: int, key: str, message: str
+) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(LOCAL.replace(old, new))
+    (found,) = [f for f in check_config(path, {}) if f.level == "error"]
+    assert (found.path, found.line, found.key) == (str(path), line, key)
+    assert message in found.message
+    with pytest.raises(ConfigError) as caught:
+        build(load_config(path), {})
+    error = caught.value
+    assert (error.path, error.line, error.key, error.message) == (found.path, found.line, found.key, found.message)
+
+
+class Picky:
+    """An acceptance policy of one's own, which has something to say about its options."""
+
+    def __init__(self, *, length: int = 1) -> None:
+        if length > 3:
+            raise InputError(f"must be at most 3, not {length}", field="length")
+        self.max_length = length
+
+    def choose(self, step: object) -> list[object]:
+        return []
+
+
+def test_a_policy_of_ones_own_is_asked_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(LOCAL + f'acceptance = {{ use = "{__name__}:Picky", length = 4 }}')
+    (found,) = check_config(path, {})
+    assert (found.line, found.key, found.message) == (6, "policies.acceptance.length", "must be at most 3, not 4")
+    path.write_text(LOCAL + f'acceptance = {{ use = "{__name__}:Picky", length = 3 }}')
+    assert check_config(path, {}) == []

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from cachespec.annotations import PositiveInt
+from cachespec.annotations import PositiveInt, Share, Within
 from cachespec.config import parse_config
 from cachespec.errors import CachespecError, UnknownPluginError
 from cachespec.schema import config_schema, schema_of
@@ -124,6 +124,8 @@ class Table:
 
     size: PositiveInt
     where: Path | None = None
+    part: Share = 0.5
+    least: Annotated[int, Within(0)] = 0
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,14 @@ class Table:
     [
         (Price, {"input": {"type": "string"}, "token": {"$ref": "#/$defs/env"}}),
         (Table, {"size": {"type": "integer", "minimum": 1}, "where": {"type": "string"}}),
+        (
+            Table,
+            {
+                "size": {},
+                "part": {"type": "number", "minimum": 0, "maximum": 1, "default": 0.5},
+                "least": {"type": "integer", "minimum": 0, "default": 0},
+            },
+        ),
     ],
 )
 def test_tables(annotation: Any, schema: dict[str, Any]) -> None:

@@ -44,6 +44,21 @@ class PluginOf:
     family: str
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """``Annotated[float, Within(0, 1)]``: a number from `least` to `most`, both included; None: without an end."""
+
+    least: float
+    most: float | None = None
+
+    def __str__(self) -> str:
+        return f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+
+
+Share: TypeAlias = Annotated[float, Within(0, 1)]
+"""An option that is a probability, or another share of a whole."""
+
+
 class Unexpressible:
     """Stands for a type that no file can express."""
 

@@ -63,16 +63,19 @@ def check_text(text: str, path: str, environ: Mapping[str, str] | None = None) -
         for name, table in table_at(tree, "backends").items()
         if ("backends", name) not in wrong and isinstance(table, Mapping) and "use" in table
     }
-    routing = table_at(tree, "policies", "routing")
     config = Config(backends=sound, path=path, text=text)
-    if routing and ("policies", "routing") not in wrong:
-        config = replace(config, routing=PluginSpec(use=routing["use"], options={k: routing[k] for k in routing if k != "use"}))
+    policies = {
+        family: PluginSpec(use=table["use"], options={key: value for key, value in table.items() if key != "use"})
+        for family in registry.POLICIES
+        if (table := table_at(tree, "policies", family)) and ("policies", family) not in wrong
+    }
     missing = {where: name for where, name in references(tree) if not environ.get(name)}
     found = [finding for name in sound for finding in _try_backend(config, name, environ, missing)]
-    try:
-        registry.build_routing(config, environ)
-    except CachespecError as error:
-        found.append(_finding(error))
+    for family, spec in policies.items():
+        try:
+            registry.build_policy(config, family, spec, environ)
+        except CachespecError as error:
+            found.append(_finding(error))
     warnings = [Problem(where, f"the environment variable {name} is not set") for where, name in missing.items()]
     models = [table for table in table_at(tree, "models").values() if isinstance(table, Mapping)]
     if models:

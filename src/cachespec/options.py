@@ -27,6 +27,7 @@ from cachespec.annotations import (
     PluginOf,
     Unexpressible,
     Where,
+    Within,
     describe,
     dotted,
     is_secret_name,
@@ -243,6 +244,9 @@ def _read_annotated(value: Any, annotation: Any, where: Where, context: Context)
         if mark == "positive" and (type(value) is not int or value < 1):
             raise Problem(where, f"must be a whole number above 0, not {show(value)}")
     found = read(value, inner, where, context=context)
+    for mark in marks:
+        if isinstance(mark, Within) and not mark.least <= found <= (math.inf if mark.most is None else mark.most):
+            raise Problem(where, f"must be {mark}, not {show(value)}")
     check_names(found, annotation, where, context.names)
     return found
 

@@ -37,11 +37,12 @@ __all__ = [
     "FAMILIES",
     "GIVEN",
     "OWN",
+    "POLICIES",
     "PluginInfo",
     "Wired",
     "build",
     "build_backend",
-    "build_routing",
+    "build_policy",
     "check",
     "create",
     "installed",
@@ -53,6 +54,10 @@ __all__ = [
     "takes",
     "wire",
 ]
+
+
+POLICIES = ("routing", "caching", "acceptance")
+"""Families of which a configuration names one in ``[policies]``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +104,9 @@ def build_backend(config: Config, name: str, environ: Mapping[str, str] | None =
     return cast("Backend", _build_one(config, "backends", spec, ("backends", name), given, environ))
 
 
-def build_routing(config: Config, environ: Mapping[str, str] | None = None) -> RoutingPolicy:
-    """Make the routing policy of a configuration. Raises as `build`."""
-    return cast("RoutingPolicy", _build_one(config, "routing", config.routing, ("policies", "routing"), {}, environ))
+def build_policy(config: Config, family: str, spec: PluginSpec, environ: Mapping[str, str] | None = None) -> Any:
+    """Make a policy of one of the families `POLICIES`, as if a configuration named it. Raises as `build`."""
+    return _build_one(config, family, spec, ("policies", family), {}, environ)
 
 
 def _build_one(
@@ -159,7 +164,7 @@ def wire(
     }
     if ledger is not None:
         tree["client"]["ledger"] = table(ledger, ("client", "ledger"))
-    for policy in ("routing", "caching", "acceptance"):
+    for policy in POLICIES:
         if policy in tree["policies"]:
             tree["policies"][policy] = table(tree["policies"][policy], ("policies", policy))
     try:
@@ -178,6 +183,8 @@ def _wire(config: Config, made: Mapping[Where, Any], environ: Mapping[str, str] 
         return make(family, spec.use, spec.options, where, given, environ)
 
     try:
+        if config.acceptance is not None:  # what is wrong with it is told where it stands, not at the backends that take it
+            get("acceptance", config.acceptance, ("policies", "acceptance"), {})
         secret = None if config.secret is None else _variable(config.secret.env, ("client", "secret"), environ)
         backends = {
             n: get("backends", spec, ("backends", n), {"name": n, **_acceptance(config, spec, made)})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cachespec import registry
-from cachespec.annotations import COLLECTIONS, MONEY, EnvRef, PluginOf, is_secret_name, typed_dict_fields
+from cachespec.annotations import COLLECTIONS, MONEY, EnvRef, PluginOf, Within, is_secret_name, typed_dict_fields
 from cachespec.config import ConfigFile
 from cachespec.durations import PATTERN
 from cachespec.errors import CachespecError
@@ -135,6 +135,10 @@ def _annotated(annotation: Any, name: str, references: bool) -> Schema | None:
             return {"anyOf": [text, {"type": "number", "exclusiveMinimum": 0}], "description": "a duration"}
         if mark == "positive":
             return {"type": "integer", "minimum": 1}
+        if isinstance(mark, Within):
+            bounds = {"minimum": mark.least, "maximum": mark.most}
+            plain = schema_of(inner, name=name, references=references) or {}
+            return {**plain, **{key: bound for key, bound in bounds.items() if bound is not None}}
     return schema_of(inner, name=name, references=references)
 
 

@@ -133,7 +133,7 @@ class ResponseStream:
         try:
             if late:
                 self._events.clear()
-                await self._broken(self._stopped())
+                await self._broken(self._timed_out())
             await self._fill()
         except BaseException as error:
             await self._give_up(error)
@@ -237,11 +237,14 @@ class ResponseStream:
             return False
         return self._assembly is None or self._assembly.finished is None
 
-    def _stopped(self) -> BackendError | StreamStateError:
+    def _stopped(self) -> CachespecError:
         """Why a wait was ended from outside: by the deadline, or by another task that closed the stream."""
         self._working = None
         if self._state == "left":
             return StreamStateError("the stream was closed while it was being read")
+        return self._timed_out()
+
+    def _timed_out(self) -> BackendError:
         chosen = self._call.decision.chosen
         return RequestTimeoutError(f"not finished within {self._call.timeout_s:g} s", backend=chosen, retryable=False)
 

@@ -519,6 +519,28 @@ def test_threads_and_defaults() -> None:
         ({"kv_tokens": 1000}, "kv_tokens"),
         ({"host_cache_mb": -1}, "host_cache_mb"),
         ({"cost": "1.5"}, "cost"),
+        ({"context": 2.5}, "context"),
+        ({"context": 2**31}, "context"),
+        ({"parallel": True}, "parallel"),
+        ({"threads": 1.5}, "threads"),
+        ({"threads": 100_000}, "threads"),
+        ({"gpu_layers": 2**32}, "gpu_layers"),
+        ({"prefill_chunk": "64"}, "prefill_chunk"),
+        ({"max_gap": "4"}, "max_gap"),
+        ({"max_gap": float("nan")}, "max_gap"),
+        ({"kv_tokens": 2048.5}, "kv_tokens"),
+        ({"kv_tokens": 2**32 + 256}, "kv_tokens"),
+        ({"host_cache_mb": None}, "host_cache_mb"),
+        ({"keep_warm": -1}, "keep_warm"),
+        ({"keep_warm": float("nan")}, "keep_warm"),
+        ({"keep_warm": "10m"}, "keep_warm"),
+        ({"keep_warm": 10**5000}, "keep_warm"),
+        ({"require_eval": "0.6", "draft": {"use": "suffix"}}, "require_eval"),
+        ({"require_eval": 60, "draft": {"use": "suffix"}}, "require_eval"),
+        ({"draft": "suffix"}, "draft"),
+        ({"acceptance": "never"}, "acceptance"),
+        ({"acceptance": {"use": "fixed", "draft_length": 0}}, "acceptance.draft_length"),
+        ({"draft": {"use": "suffix", "min_match": 0}}, "draft.min_match"),
     ],
 )
 def test_settings_out_of_range_name_their_key(options: dict[str, Any], key: str) -> None:
@@ -544,6 +566,53 @@ def test_drafters_and_policies_are_checked_before_anything_is_loaded(
 ) -> None:
     with pytest.raises(error, match=said):
         make(**options)
+
+
+SMALL: list[dict[str, Any]] = [
+    {"context": 2},
+    {"context": 4},
+    {"context": 7, "parallel": 4},
+    {"context": 64, "parallel": 64},
+    {"context": 100, "parallel": 64, "kv_tokens": 200},
+]
+
+
+@model
+@one_loop
+@pytest.mark.anyio
+async def test_settings_with_little_room_have_fewer_sequences() -> None:
+    """More sequences than there is KV for would stop the process."""
+    available()
+    for options in SMALL:
+        backend = make(**options)
+        try:
+            await backend.start()
+            assert 1 <= engine(backend).parallel <= backend.settings.room
+            if backend.settings.context > 60:
+                events = await run(backend, ask("Hi", max_output_tokens=2))
+                assert reason(events) == "length"
+            else:
+                with pytest.raises(ContextLengthError):
+                    await backend.open(ask("Hi"), PLAN, timeout=60)
+        finally:
+            await backend.aclose()
+
+
+@model
+@pytest.mark.parametrize(("options", "key"), [({"kv_tokens": 10**9}, "kv_tokens"), ({}, "context")])
+@one_loop
+@pytest.mark.anyio
+async def test_more_than_the_memory_of_the_machine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], key: str
+) -> None:
+    available()
+    if not options:
+        monkeypatch.setattr("cachespec.engine.runtimes.llamacpp._memory", lambda: 1e6)
+    backend = make(**options)
+    with pytest.raises(ConfigError, match="no room for") as caught:
+        await backend.start()
+    assert caught.value.key == key
+    await backend.aclose()
 
 
 @pytest.mark.anyio

@@ -135,8 +135,23 @@ async def test_the_contract_of_backends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "key"), [({"device": "abacus"}, "device"), ({"dtype": "float3"}, "dtype"), ({"context": 100_000}, "context")]
+    ("options", "key"),
+    [
+        ({"device": "abacus"}, "device"),
+        ({"device": "gpu"}, "device"),
+        ({"device": 0}, "device"),
+        ({"dtype": "float3"}, "dtype"),
+        ({"threads": 100_000}, "threads"),
+        ({"threads": "2"}, "threads"),
+    ],
 )
+def test_settings_that_nothing_can_be_are_refused_at_once(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(**options)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(("options", "key"), [({"device": "cuda:99"}, "device"), ({"context": 100_000}, "context")])
 @one_loop
 async def test_settings_that_cannot_be_had_fail_the_start(options: dict[str, Any], key: str) -> None:
     pytest.importorskip("torch")

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cachespec import plugins
 from cachespec.annotations import Where
+from cachespec.durations import LONGEST_S
 from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import BATCHES, CalibrationStore, CostModel, calibrate
 from cachespec.engine.evidence import Withheld, load_evidence
@@ -21,6 +23,7 @@ from cachespec.engine.runtimes.base import Runtime
 from cachespec.engine.structured import Vocabulary
 from cachespec.errors import ConfigError, InputError
 from cachespec.options import Problem
+from cachespec.shown import shown
 
 if TYPE_CHECKING:
     from cachespec.engine.drafters.base import Drafter
@@ -36,6 +39,10 @@ SPARE_SLOTS = 2
 _KEPT_SLOTS = 4  # sequences for each that runs, where forks share
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 24)  # tokens a sequence that are measured
 _MB = 1 << 20
+_POSITIONS = 2**31 - 1  # a token's place in a sequence is a number of 32 bits
+_MOST_THREADS = 512
+_GOODPUT = {"use": "goodput"}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,28 +63,22 @@ class EngineSettings:
     require_eval: float | None = None
 
     def __post_init__(self) -> None:
-        at_least(self.context, 2, "context")
-        at_least(self.parallel, 1, "parallel")
-        at_least(self.prefill_chunk, 1, "prefill_chunk")
-        at_least(self.host_cache_mb, 0, "host_cache_mb")
-        if self.prefill_chunk > WIDEST:
-            raise ConfigError(f"must be at most {WIDEST}, not {self.prefill_chunk}", key="prefill_chunk")
-        if self.parallel > 64:
-            raise ConfigError(f"must be at most 64, not {self.parallel}", key="parallel")
-        if not self.max_gap >= 1:
-            raise ConfigError(f"must be at least 1, not {self.max_gap}", key="max_gap")
-        if self.kv_tokens is not None and self.kv_tokens < self.context:
-            raise ConfigError(f"must be at least the context, {self.context}, not {self.kv_tokens}", key="kv_tokens")
-        if self.require_eval is not None and not 0 <= self.require_eval <= 1:
-            raise ConfigError(f"must be an acceptance from 0 to 1, not {self.require_eval}", key="require_eval")
-        if self.require_eval is not None and self.draft is None:
-            raise ConfigError("there is no drafter that evidence could be about", key="require_eval", hint="add draft")
+        whole(self.context, "context", least=2, most=_POSITIONS)
+        whole(self.parallel, "parallel", least=1, most=64)
+        whole(self.prefill_chunk, "prefill_chunk", least=1, most=WIDEST)
+        whole(self.host_cache_mb, "host_cache_mb", least=0)
+        number(self.max_gap, "max_gap", least=1)
+        number(self.keep_warm, "keep_warm", least=0, most=LONGEST_S)
+        if self.kv_tokens is not None:
+            whole(self.kv_tokens, "kv_tokens", least=1, most=_POSITIONS)
+            if self.kv_tokens < self.context:
+                raise ConfigError(f"must be at least the context, {self.context}, not {self.kv_tokens}", key="kv_tokens")
+        if self.require_eval is not None:
+            number(self.require_eval, "require_eval", least=0, most=1)
+            if self.draft is None:
+                raise ConfigError("there is no drafter that evidence could be about", key="require_eval", hint="add draft")
         if self.draft is not None:
-            where: Where = ("backends", self.name, "draft")
-            try:
-                plugins.nested("drafters", self.draft, where)
-            except Problem as problem:
-                raise problem.error() from problem.__cause__
+            _checked(lambda: plugins.nested("drafters", _table(self.draft, "draft"), ("draft",)))
 
     @property
     def width(self) -> int:
@@ -95,16 +96,12 @@ class EngineSettings:
 
     def policy(self) -> AcceptancePolicy:
         """The acceptance policy, made. Goodput, where nothing else is said."""
-        chosen = self.acceptance
-        if chosen is not None and not isinstance(chosen, Mapping):
-            return chosen
-        table = {"use": "goodput"} if chosen is None else chosen
-        where: Where = ("backends", self.name, "acceptance")
-        try:
-            use, options = plugins.split_use(table, where)
-            made: AcceptancePolicy = plugins.make("acceptance", use, options, where, {}, None)
-        except Problem as problem:
-            raise problem.error() from problem.__cause__
+        chosen, where = self.acceptance, ("acceptance",)
+        if not isinstance(chosen, Mapping | str | None):
+            offered: AcceptancePolicy = _checked(lambda: plugins.offers("acceptance", chosen, where))
+            return offered
+        use, options = _checked(lambda: plugins.split_use(_table(chosen or _GOODPUT, "acceptance"), where))
+        made: AcceptancePolicy = _checked(lambda: plugins.make("acceptance", use, options, where, {}, None))
         return made
 
 
@@ -191,12 +188,11 @@ def measured_costs(runtime: Runtime, settings: EngineSettings, width: int, store
 
 def make_drafter(settings: EngineSettings, draft: Mapping[str, Any], runtime: Runtime, load: Load) -> Drafter[Any]:
     """The drafter of a `draft` table. Raises ConfigError and what loading its model does."""
-    where: Where = ("backends", settings.name, "draft")
-    try:
-        use, options = plugins.split_use(draft, where)
-        made: Drafter[Any] = plugins.make("drafters", use, options, where, {"target": runtime, "load": load}, None)
-    except Problem as problem:
-        raise problem.error() from problem.__cause__
+    where: Where = ("draft",)
+    use, options = _checked(lambda: plugins.split_use(draft, where))
+    made: Drafter[Any] = _checked(
+        lambda: plugins.make("drafters", use, options, where, {"target": runtime, "load": load}, None)
+    )
     return made
 
 
@@ -217,10 +213,41 @@ def _vocabulary(runtime: Runtime) -> Vocabulary | None:
         return None
 
 
-def at_least(value: int, least: int, key: str) -> None:
-    """Raises ConfigError, naming the key."""
-    if value < least:
-        raise ConfigError(f"must be at least {least}, not {value}", key=key)
+def _checked(check: Callable[[], T]) -> T:
+    """What a check of a plug-in's table gives. A `Problem` becomes the error it stands for, its key within the backend."""
+    try:
+        return check()
+    except Problem as problem:
+        raise problem.error() from problem.__cause__
+
+
+def _table(value: object, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"must be a table, not {shown(value)}", key=key, hint='such as {"use": "..."}')
+    return value
+
+
+def whole(value: object, key: str, *, least: int, most: int | None = None) -> None:
+    """A whole number from `least` to `most`. Raises ConfigError, naming the key."""
+    if type(value) is not int:
+        raise ConfigError(f"must be a whole number, not {shown(value)}", key=key)
+    number(value, key, least=least, most=most)
+
+
+def number(value: object, key: str, *, least: float, most: float | None = None) -> None:
+    """A finite number from `least` to `most`. Raises ConfigError, naming the key."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"must be a number, not {shown(value)}", key=key)
+    if not value >= least:
+        raise ConfigError(f"must be at least {least}, not {shown(value)}", key=key)
+    if value > (inf if most is None else most) or value == inf:
+        raise ConfigError(f"must be {'finite' if most is None else f'at most {most}'}, not {shown(value)}", key=key)
+
+
+def thread_count(value: object) -> None:
+    """A number of threads, or None for a choice of ours. Raises ConfigError: beyond some hundred, libraries fail hard."""
+    if value is not None:
+        whole(value, "threads", least=1, most=_MOST_THREADS)
 
 
 Fits = Callable[[str, str | None], bool | None]

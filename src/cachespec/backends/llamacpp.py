@@ -8,7 +8,7 @@ from typing import Any
 
 from cachespec.backends._drafts import draft_fits, load_draft
 from cachespec.backends._local import LocalBackend
-from cachespec.backends._startup import SPARE_SLOTS, EngineSettings, Progress, at_least
+from cachespec.backends._startup import SPARE_SLOTS, EngineSettings, Progress, thread_count, whole
 from cachespec.durations import Duration
 from cachespec.engine.models import find_model
 from cachespec.engine.runtimes.base import Runtime
@@ -17,6 +17,7 @@ from cachespec.engine.runtimes.llamacpp import LlamaCppRuntime
 # Until something was measured: what one ordinary CPU core does.
 _READS_PER_S = 10e9
 _FLOPS_PER_THREAD = 40e9
+_MOST_LAYERS = 2**31 - 1  # what the library has a number for
 
 
 class LlamaCppBackend(LocalBackend):
@@ -65,8 +66,9 @@ class LlamaCppBackend(LocalBackend):
         acceptance: Mapping[str, Any] | None = None,
         require_eval: float | None = None,
     ) -> None:
-        at_least(1 if threads is None else threads, 1, "threads")
-        at_least(0 if gpu_layers is None else gpu_layers, -1, "gpu_layers")
+        thread_count(threads)
+        if gpu_layers is not None:
+            whole(gpu_layers, "gpu_layers", least=-1, most=_MOST_LAYERS)
         self._threads = threads or default_threads()
         self._gpu_layers = gpu_layers
         settings = EngineSettings(

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from cachespec.backends._drafts import draft_fits, load_draft
 from cachespec.backends._local import LocalBackend
-from cachespec.backends._startup import SPARE_SLOTS, EngineSettings, Progress, at_least
+from cachespec.backends._startup import SPARE_SLOTS, EngineSettings, Progress, thread_count
 from cachespec.durations import Duration
 from cachespec.engine.costs import CalibrationStore
 from cachespec.engine.models import find_checkpoint
 from cachespec.engine.runtimes.base import Runtime
-from cachespec.errors import MissingDependencyError
+from cachespec.errors import ConfigError, MissingDependencyError
+from cachespec.shown import shown
 
 Precision: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
 
 # Until something was measured, by device: bytes read and floating-point operations a second.
 _CPU = (10e9, 50e9)
 _CUDA = (1e12, 50e12)
+_DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
 
 
 class TorchBackend(LocalBackend):
@@ -70,7 +73,11 @@ class TorchBackend(LocalBackend):
         acceptance: Mapping[str, Any] | None = None,
         require_eval: float | None = None,
     ) -> None:
-        at_least(1 if threads is None else threads, 1, "threads")
+        thread_count(threads)
+        if not isinstance(device, str) or not re.fullmatch(_DEVICE, device):
+            raise ConfigError(f"{shown(device)} is no device", key="device", hint="auto, cpu, cuda, cuda:0...")
+        if dtype not in get_args(Precision):
+            raise ConfigError(f"must be one of {', '.join(get_args(Precision))}, not {shown(dtype)}", key="dtype")
         self._device, self._dtype, self._threads = device, dtype, threads
         settings = EngineSettings(
             name=name,

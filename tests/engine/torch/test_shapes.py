@@ -105,6 +105,14 @@ def test_split_gguf_is_one_model(tmp_path: Path) -> None:
         ({"intermediate_size": 100}, "0.gate is"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"num_attention_heads": 3}, "do not fit together"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, not a whole number above 0"),
+        ({"num_key_value_heads": "two"}, "num_key_value_heads is 'two'"),
+        ({"head_dim": -8}, "head_dim is -8"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small', not a number above 0"),
+        ({"max_position_embeddings": "long"}, "max_position_embeddings is 'long'"),
+        ({"rope_parameters": "yarn"}, "rotary scaling is 'yarn'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is None"),
     ],
 )
 def test_what_is_not_served_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -132,6 +140,8 @@ def test_sliding_windows_are_served_as_far_as_they_make_no_difference(tmp_path: 
         ({"qwen2.rope.scaling.type": "longrope"}, "'longrope'"),
         ({"qwen2.attention.value_length": 8}, "unequal"),
         ({"qwen2.block_count": [3, 3, 2]}, "not one number"),
+        ({"qwen2.attention.head_count": 0}, "head_count is 0, not a whole number above 0"),
+        ({"qwen2.rope.freq_base": -1.0}, "rope.freq_base is -1.0"),
         ({"tokenizer.ggml.model": "bert"}, "'bert'"),
         ({"tokenizer.ggml.pre": "tekken"}, "'tekken'"),
         ({"tokenizer.ggml.tokens": None}, "no vocabulary"),

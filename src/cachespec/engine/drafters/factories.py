@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+from cachespec.annotations import PositiveInt, Share
 from cachespec.engine.drafters.hybrid import HybridDrafter
+from cachespec.engine.drafters.limits import Bytes
 from cachespec.engine.drafters.model import ModelDrafter
 from cachespec.engine.drafters.suffix import SuffixDrafter
 from cachespec.engine.runtimes.base import Runtime
@@ -20,7 +22,7 @@ def model(
     target: Runtime,
     load: Load,
     runtime: Literal["llamacpp", "torch"] | None = None,
-    min_probability: float = 0.2,
+    min_probability: Share = 0.2,
 ) -> ModelDrafter:
     """A draft model, `model` being named as a backend's is. Raises as loading does, and ConfigError: another vocabulary."""
     draft = load(model, runtime)
@@ -37,10 +39,10 @@ def hybrid(
     target: Runtime,
     load: Load,
     runtime: Literal["llamacpp", "torch"] | None = None,
-    min_probability: float = 0.2,
-    confidence: float = 0.75,
-    min_match: int = 1,
-    history_bytes: int = 64 << 20,
+    min_probability: Share = 0.2,
+    confidence: Share = 0.75,
+    min_match: PositiveInt = 1,
+    history_bytes: Bytes = 64 << 20,
 ) -> HybridDrafter:
     """The suffix drafter where it is sure of its next token by `confidence`, else a draft model."""
     suffix = SuffixDrafter(min_match=min_match, history_bytes=history_bytes)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cachespec.annotations import Share
 from cachespec.engine.drafters.base import Draft, Drafter
+from cachespec.engine.drafters.limits import check_option
 from cachespec.engine.sampling import Sampling
 from cachespec.errors import InputError
 
@@ -24,9 +26,8 @@ class HybridDrafter:
         confidence: how sure the first must be of its next token; the suffix drafter is, about, after a match of eight.
     """
 
-    def __init__(self, first: Drafter[Any], second: Drafter[Any], *, confidence: float = 0.75, name: str = "hybrid") -> None:
-        if not 0 <= confidence <= 1:
-            raise InputError(f"must be from 0 to 1, not {confidence!r}", field="confidence")
+    def __init__(self, first: Drafter[Any], second: Drafter[Any], *, confidence: Share = 0.75, name: str = "hybrid") -> None:
+        check_option("confidence", confidence, least=0, most=1)
         self.name, self.sources = name, (*first.sources, *second.sources)
         if len(set(self.sources)) < len(self.sources):
             raise InputError(f"two parts of one name: {', '.join(self.sources)}", field="draft")

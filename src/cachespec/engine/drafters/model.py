@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cachespec.engine.drafters.base import Draft
+from cachespec.engine.drafters.limits import check_option
 from cachespec.engine.drafters.vocabulary import common_vocabulary
 from cachespec.engine.runtimes.base import Interrupted, Runtime, Span
 from cachespec.engine.sampling import Sampling
-from cachespec.errors import InputError, OutOfPagesError
+from cachespec.errors import OutOfPagesError
 
 
 class _Slot:
@@ -52,8 +53,7 @@ class ModelDrafter:
     """
 
     def __init__(self, runtime: Runtime, target: Runtime, *, min_probability: float = 0.2, name: str = "model") -> None:
-        if not 0 <= min_probability <= 1:
-            raise InputError(f"must be from 0 to 1, not {min_probability!r}", field="min_probability")
+        check_option("min_probability", min_probability, least=0, most=1)
         self._vocab = common_vocabulary(target, runtime)
         self.name = name
         self.sources: tuple[str, ...] = (name,)

@@ -11,11 +11,12 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+from cachespec.annotations import PositiveInt, Share
 from cachespec.engine.drafters.automaton import SuffixAutomaton
 from cachespec.engine.drafters.base import Draft
 from cachespec.engine.drafters.history import History
+from cachespec.engine.drafters.limits import Bytes, check_option
 from cachespec.engine.sampling import Sampling
-from cachespec.errors import InputError
 
 CATCH_UP: Final = 512
 """Tokens of a prompt learned a step, one or two milliseconds, so that a long one delays nothing."""
@@ -50,14 +51,16 @@ class SuffixDrafter:
     def __init__(
         self,
         *,
-        min_match: int = 1,
-        min_probability: float = 0.1,
-        history_bytes: int = 64 << 20,
-        max_tokens: int = 131_072,
+        min_match: PositiveInt = 1,
+        min_probability: Share = 0.1,
+        history_bytes: Bytes = 64 << 20,
+        max_tokens: PositiveInt = 131_072,
         name: str = "suffix",
     ) -> None:
-        if min_match < 1 or not 0 <= min_probability <= 1 or history_bytes < 0 or max_tokens < 1:
-            raise InputError("min_match, max_tokens >= 1, min_probability from 0 to 1, history_bytes >= 0", field="draft")
+        check_option("min_match", min_match, least=1)
+        check_option("min_probability", min_probability, least=0, most=1)
+        check_option("history_bytes", history_bytes, least=0)
+        check_option("max_tokens", max_tokens, least=1)
         self.name = name
         self.sources: tuple[str, ...] = (name,)
         self._min_match, self._floor, self._max_tokens = min_match, min_probability, max_tokens

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +33,8 @@ _LOG_WARN, _LOG_ERROR = 3, 4  # ggml_log_level
 _NO_ROOM, _ABORTED, _BAD_INPUT = 1, 2, -1  # llama_decode's return codes that leave the context usable
 _MAGIC = b"GGUF"
 _PAD = 256
+_POSITIONS = 2**31
+_GPUS = 16  # graphics cards may have so many times the memory of their host, and no more
 
 
 class _Library:
@@ -68,7 +72,8 @@ class LlamaCppRuntime:
 
     Loading takes time and must not run on an event loop's thread. `progress` gets the loaded part, 0 to 1, and stops
     loading by returning False (then `Interrupted` is raised). `gpu_layers` None leaves the choice to the library. `room` is
-    for how many tokens of all sequences together, at least `context`; it means nothing where they are `isolated`.
+    for how many tokens of all sequences together, at least `context`; it means nothing where they are `isolated`. There are
+    fewer `sequences` where `room` or `width` has no token for each.
 
     Raises: ConfigError (no such file, no GGUF, damaged, too new, no room for the context); MissingDependencyError.
     """
@@ -94,10 +99,11 @@ class LlamaCppRuntime:
         self._model: Any = None
         self._ctx: Any = None
         self._batch: Any = None
-        self.sequences, self.width = sequences, width
         self._threads, self._gpu_layers = threads, gpu_layers
         self._isolated = isolated and sequences > 1
         self._room = None if self._isolated else max(context, room or 0)
+        # The library stops the process where there are more sequences than tokens in a call, or in all of its KV.
+        self.sequences, self.width = min(sequences, width, self._room or sequences), width
         # The abort callback runs after every node of the graph. `strlen` of a one-byte string is it: 0 or 1 without
         # Python's interpreter lock, which a busy event loop would make each of a thousand calls wait for.
         self._flag = ctypes.create_string_buffer(2)
@@ -143,7 +149,9 @@ class LlamaCppRuntime:
             raise ConfigError(f"{context} is more than the {trained} tokens that {path.name} was trained for", key="context")
         params = c.llama_context_default_params()
         # Each sequence's part is rounded up by the library, so that the whole must be a multiple of it.
-        params.n_ctx = -(-context // _PAD) * _PAD * self.sequences if self._room is None else self._room
+        tokens = -(-context // _PAD) * _PAD * self.sequences if self._room is None else self._room
+        self._check_room(tokens, path, "kv_tokens" if tokens > 2 * context and self._room else "context")
+        params.n_ctx = tokens
         params.n_seq_max = self.sequences
         params.n_batch = params.n_ubatch = self.width
         params.n_threads = params.n_threads_batch = self._threads
@@ -162,6 +170,15 @@ class LlamaCppRuntime:
         self._memory = c.llama_get_memory(self._ctx)
         self._batch = c.llama_batch_init(self.width, 0, 1)
         self._flash_attention = flash_attention
+
+    def _check_room(self, tokens: int, path: Path, key: str) -> None:
+        """Refuse KV that no memory holds: the library would count it in 32 bits, or fill memory until the system stops it."""
+        need, most = tokens * self._kv_bytes(), _memory()
+        if self._c.llama_supports_gpu_offload():
+            most *= _GPUS
+        if tokens >= _POSITIONS or need > most:
+            size = f"{need / 1e9:.0f} GB" if need else "more than can be counted"
+            raise ConfigError(f"no room for {tokens} tokens of {path.name}: their keys and values take {size}", key=key)
 
     def _read_info(self, path: Path, context: int) -> ModelInfo:
         c, model = self._c, self._model
@@ -391,6 +408,14 @@ class LlamaCppRuntime:
     def _alive(self) -> None:
         if not self._model:
             raise RuntimeError("the runtime is closed")
+
+
+def _memory() -> float:
+    """Bytes of this machine's memory; infinite where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # Windows
+        return math.inf
 
 
 def _require_gguf(path: Path) -> None:

@@ -7,6 +7,7 @@ rotary frequencies, and whether the output matrix is the embedding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -95,12 +96,12 @@ def from_hugging_face(raw: Mapping[str, Any], where: str) -> ModelConfig:
         hidden=hidden,
         intermediate=_number(raw, "intermediate_size", where),
         heads=heads,
-        kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or hidden // heads,
+        kv_heads=_number(raw, "num_key_value_heads", where, heads),
+        head_dim=_number(raw, "head_dim", where, hidden // heads),
         vocab=_number(raw, "vocab_size", where),
-        eps=float(raw.get("rms_norm_eps", 1e-6)),
+        eps=_real(raw, "rms_norm_eps", where, 1e-6),
         rope=_hugging_face_rope(raw, where),
-        trained_context=raw.get("max_position_embeddings"),
+        trained_context=_number(raw, "max_position_embeddings", where, 0) or None,
         tied=bool(raw.get("tie_word_embeddings", False)),
         window=_hugging_face_window(raw, kind, where),
         qk_norm=kind in _QK_NORM,
@@ -109,32 +110,34 @@ def from_hugging_face(raw: Mapping[str, Any], where: str) -> ModelConfig:
 
 def _hugging_face_rope(raw: Mapping[str, Any], where: str) -> Rope:
     # transformers 5 writes `rope_parameters`; before it was `rope_theta` beside `rope_scaling`.
-    given: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(given.get("rope_theta", raw.get("rope_theta", 10000.0)))
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: rotary scaling is {given!r}, not an object", key="model")
+    theta = _real({**raw, **given}, "rope_theta", where, 10000.0)
     kind = str(given.get("rope_type", given.get("type", "default")))
-    if float(given.get("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0)) != 1.0:
+    if _real({**raw, **given}, "partial_rotary_factor", where, 1.0) != 1.0:
         raise ConfigError(f"{where}: rotary positions on a part of each head are not supported", key="model")
     if kind == "default":
         return Rope(theta=theta)
-    factor = float(given.get("factor", 1.0))
-    original = int(given.get("original_max_position_embeddings") or raw.get("max_position_embeddings") or 0)
+    factor = _real(given, "factor", where, 1.0)
+    trained = _number(raw, "max_position_embeddings", where, 0)
+    original = _number(given, "original_max_position_embeddings", where, trained)
     if kind == "linear":
         return Rope(theta=theta, kind=kind, factor=factor)
     if kind == "llama3":
-        low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
+        low, high = _real(given, "low_freq_factor", where), _real(given, "high_freq_factor", where)
         return Rope(theta=theta, kind=kind, factor=factor, original=original, low=low, high=high)
     if kind == "yarn":
         if given.get("mscale") or given.get("mscale_all_dim"):
             raise ConfigError(f"{where}: yarn with mscale is not supported", key="model")
-        attention = given.get("attention_factor")
         return Rope(
             theta=theta,
             kind=kind,
             factor=factor,
             original=original,
-            low=float(given.get("beta_slow") or 1.0),
-            high=float(given.get("beta_fast") or 32.0),
-            attention=None if attention is None else float(attention),
+            low=_real(given, "beta_slow", where, 1.0),
+            high=_real(given, "beta_fast", where, 32.0),
+            attention=_real(given, "attention_factor", where, 0.0) or None,
             truncate=bool(given.get("truncate", True)),
         )
     raise _unsupported_rope(kind, where)
@@ -162,18 +165,18 @@ def from_gguf(metadata: Mapping[str, Any], vocab: int, *, tied: bool, freq_facto
     def get(name: str, default: Any = None) -> Any:
         return metadata.get(f"{kind}.{name}", default)
 
-    def size(name: str) -> int:
+    def size(name: str, default: int | None = None) -> int:
         value = get(name)
-        if isinstance(value, list) and len(set(value)) == 1:
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
-        if not isinstance(value, int):
+        if isinstance(value, list):
             raise ConfigError(f"{where}: {kind}.{name} is {value!r}, not one number", key="model")
-        return value
+        return _number({f"{kind}.{name}": value}, f"{kind}.{name}", where, default)
 
     if get("expert_count", 0):
         raise ConfigError(f"{where}: mixtures of experts are not supported by the torch runtime", key="model")
     hidden, heads = size("embedding_length"), size("attention.head_count")
-    head_dim = get("attention.key_length") or hidden // heads
+    head_dim = size("attention.key_length", hidden // heads)
     if get("attention.value_length", head_dim) != head_dim or get("rope.dimension_count", head_dim) != head_dim:
         raise ConfigError(f"{where}: heads of unequal or partly rotated keys and values are not supported", key="model")
     return ModelConfig(
@@ -182,22 +185,25 @@ def from_gguf(metadata: Mapping[str, Any], vocab: int, *, tied: bool, freq_facto
         hidden=hidden,
         intermediate=size("feed_forward_length"),
         heads=heads,
-        kv_heads=size("attention.head_count_kv") if get("attention.head_count_kv") else heads,
+        kv_heads=size("attention.head_count_kv", heads),
         head_dim=head_dim,
         vocab=vocab,
-        eps=float(get("attention.layer_norm_rms_epsilon", 1e-6)),
+        eps=_real(metadata, f"{kind}.attention.layer_norm_rms_epsilon", where, 1e-6),
         rope=_gguf_rope(get, freq_factors, where),
-        trained_context=get("context_length"),
+        trained_context=size("context_length", 0) or None,
         tied=tied,
-        window=get("attention.sliding_window") or None,
+        window=size("attention.sliding_window", 0) or None,
         qk_norm=kind in _QK_NORM,
     )
 
 
 def _gguf_rope(get: Any, freq_factors: bool, where: str) -> Rope:
-    theta = float(get("rope.freq_base", 10000.0))
+    def real(name: str, default: float) -> float:
+        return _real({name: get(name)}, name, where, default)
+
+    theta = real("rope.freq_base", 10000.0)
     kind = get("rope.scaling.type", "none")
-    factor = float(get("rope.scaling.factor", get("rope.scale_linear", 1.0)))
+    factor = real("rope.scaling.factor", real("rope.scale_linear", 1.0))
     if kind == "none" and get("rope.scale_linear"):
         kind = "linear"
     if kind in ("none", "") or freq_factors:
@@ -205,25 +211,38 @@ def _gguf_rope(get: Any, freq_factors: bool, where: str) -> Rope:
     if kind == "linear":
         return Rope(theta=theta, kind="linear", factor=factor)
     if kind == "yarn":
-        original = int(get("rope.scaling.original_context_length") or get("context_length") or 0)
-        attention = get("rope.scaling.attn_factor")
+        original = {name: get(name) for name in ("rope.scaling.original_context_length", "context_length")}
+        trained = _number(original, "context_length", where, 0)
         return Rope(
             theta=theta,
             kind="yarn",
             factor=factor,
-            original=original,
-            low=float(get("rope.scaling.yarn_beta_slow", 1.0)),
-            high=float(get("rope.scaling.yarn_beta_fast", 32.0)),
-            attention=None if attention is None else float(attention),
+            original=_number(original, "rope.scaling.original_context_length", where, trained),
+            low=real("rope.scaling.yarn_beta_slow", 1.0),
+            high=real("rope.scaling.yarn_beta_fast", 32.0),
+            attention=real("rope.scaling.attn_factor", 0.0) or None,
         )
     raise _unsupported_rope(str(kind), where)
 
 
-def _number(raw: Mapping[str, Any], name: str, where: str) -> int:
+def _number(raw: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
+    """A whole number above 0; the default, where there is one and the file says nothing, or 0."""
     value = raw.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{where}: {name} is {value!r}, not a number", key="model")
+    if value in (None, 0) and default is not None and not isinstance(value, bool):
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{where}: {name} is {value!r}, not a whole number above 0", key="model")
     return value
+
+
+def _real(raw: Mapping[str, Any], name: str, where: str, default: float | None = None) -> float:
+    """Likewise any number above 0."""
+    value = raw.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ConfigError(f"{where}: {name} is {value!r}, not a number above 0", key="model")
+    return float(value)
 
 
 def _unsupported(kind: str, where: str) -> ConfigError:
