@@ -16,6 +16,7 @@ from tests.engine.speculate import GuessDrafter
 from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import CostModel
 from cachespec.engine.drafters.base import Draft
+from cachespec.engine.processors import Processing
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.sequence import Job
 from cachespec.engine.speculation import AcceptancePolicy, Choice, CostTable, Step
@@ -97,8 +98,8 @@ class Picky(PlainText):
 def beside(culprit: Job, *, drafting: bool = False, runtime: ScriptedRuntime | None = None) -> BackendError:
     """Runs a job that fails beside one that does not, and another after it; nothing is left of it (`running`)."""
     runtime = runtime or ScriptedRuntime(says(ANSWER, after=6))
-    speculation = control(GuessDrafter(right)) if drafting else {}
-    with running(runtime, parallel=2, **speculation) as engine:
+    drafter = GuessDrafter(right)
+    with running(runtime, parallel=2, **(control(drafter) if drafting else {})) as engine:
         other = engine.submit(job(output=100))
         bad = engine.submit(culprit)
         with pytest.raises(BackendError) as error:
@@ -108,6 +109,7 @@ def beside(culprit: Job, *, drafting: bool = False, runtime: ScriptedRuntime | N
         assert engine.failure is None
         if drafting:
             assert engine.report()["speculation"].fault is None
+    assert drafter.stats()["tracks"] == 0
     assert not error.value.retryable
     assert error.value.backend == "test"
     return error.value
@@ -160,6 +162,14 @@ def test_rows_that_cannot_be_drawn_from_fail_their_request_only(together: bool) 
     error = beside(job(output=9, sampling=Sampling(seed=13)), runtime=Undrawable(together=together))
     assert isinstance(error, ServerError)
     assert "no such row" in str(error)
+
+
+def test_extreme_penalties_make_no_noise_and_fail_their_request_at_most() -> None:
+    for how in (Processing(repetition_penalty=1e308), Processing(frequency_penalty=1.7e308, presence_penalty=1.7e308)):
+        with running(ScriptedRuntime()) as engine:
+            assert len(text(read(engine.submit(job(output=20, processing=how))))) == 20
+    banned = Processing(logit_bias={token: float("-inf") for token in range(257)})
+    assert "finite maximum" in str(beside(job(output=9, processing=banned)))
 
 
 def test_a_waiter_that_fails_counts_as_a_reader_who_left() -> None:

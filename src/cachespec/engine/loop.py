@@ -100,8 +100,7 @@ class Engine:
 
     def submit(self, job: Job) -> Sequence:
         """Queue a job. Raises ContextLengthError, InputError for one that cannot be run, EngineStoppedError."""
-        if self._elsewhere:
-            raise EngineStoppedError("the engine runs in the process that this one was forked from", backend=self._name)
+        self._check_process()
         context = self._runtime.info.context
         job.processing.check(self._runtime.info.vocab)
         if not job.prompt or job.output < 1:
@@ -139,6 +138,10 @@ class Engine:
         """Whether this process was forked from the engine's: the thread is not here, and a lock may be held for ever."""
         return os.getpid() != self._process
 
+    def _check_process(self) -> None:
+        if self._elsewhere:
+            raise EngineStoppedError("the engine runs in the process that this one was forked from", backend=self._name)
+
     @property
     def active(self) -> int:
         """Sequences queued or running."""
@@ -168,6 +171,7 @@ class Engine:
 
     def report(self) -> dict[str, Any]:
         """Figures since the start: the prefix index, speculation, what was preempted. From any thread."""
+        self._check_process()
         control = self._control
         stats = None if control is None else control.stats()
         return {"prefix": self._slots.stats(), "speculation": stats, "preempted": self._preempted}

@@ -93,11 +93,12 @@ class Adjust:
         import numpy as np
 
         logits = row.astype(np.float64)
-        if self.repeated is not None:
-            old = logits[self.repeated]
-            logits[self.repeated] = np.where(old > 0, old / self.repetition, old * self.repetition)
-        if self.ids is not None and self.added is not None:
-            logits[self.ids] += self.added
+        with np.errstate(over="ignore", invalid="ignore"):  # extreme penalties leave the range: -inf bans, the rest is no law
+            if self.repeated is not None:
+                old = logits[self.repeated]
+                logits[self.repeated] = np.where(old > 0, old / self.repetition, old * self.repetition)
+            if self.ids is not None and self.added is not None:
+                logits[self.ids] += self.added
         if self.allowed is not None:
             bits = np.unpackbits(self.allowed.view(np.uint8), bitorder="little")[: len(logits)]
             logits[: len(bits)][bits == 0] = -np.inf

@@ -104,8 +104,8 @@ def target(row: NDArray[np.floating], sampling: Sampling) -> tuple[NDArray[np.in
     highest = logits.max()
     if not np.isfinite(highest):
         raise ArithmeticError("the model returned logits without a finite maximum")
-    logits -= highest
     with np.errstate(over="ignore"):  # next to temperature 0 all but the greatest leave the range, rightly to -inf
+        logits -= highest
         logits /= sampling.temperature
     ids = np.arange(len(logits), dtype=np.int64)
     if sampling.top_k is not None and sampling.top_k < len(ids):
