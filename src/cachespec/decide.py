@@ -377,6 +377,9 @@ class Decider:
         if over is not None:
             reasons.append(over[0])
             errors[name] = over[1]
+        drafts = estimate.speculation
+        if drafts is not None and drafts.detail is not None:
+            reasons.append(Reason(drafts.reason, drafts.detail))
         barred = any(r.code in ("context_length", "budget", "price_unknown") for r in reasons)
         return Offer(
             backend=name,

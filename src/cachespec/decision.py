@@ -182,13 +182,17 @@ class Belief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """What a local engine intends: drafter, tokens per step, acceptance and gain it expects, and why."""
+    """What a local engine intends: drafter, tokens per step, acceptance and gain it expects, and why.
+
+    `detail`: the reason in a sentence, where its code does not say enough; the offer has it among its reasons.
+    """
 
     drafter: str | None
     draft_length: int
     acceptance: float | None
     gain: float | None
     reason: str
+    detail: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
