@@ -50,6 +50,7 @@ async def test_drafts_are_told_in_events_usage_decision_and_report() -> None:
         assert before["speculation"]["goodput"] is None
         assert before["speeds"]["answer"] is None
         done, told = await ask(backend)
+        assert bool not in {type(figure) for figure in backend.report()["prefix"].values()}  # nor after one query
         spoken = done.decision.candidates[0].speculation
         assert spoken is not None
         assert (spoken.drafter, spoken.draft_length, spoken.reason) == ("suffix", 0, "rule")

@@ -13,6 +13,7 @@ from tests.backends.test_drafting import COPY
 from tests.backends.test_llamacpp import ask, available, make, one_loop, run, usage
 
 from cachespec.backends.llamacpp import LlamaCppBackend
+from cachespec.client import Client
 from cachespec.engine.costs import CalibrationStore
 from cachespec.engine.evidence import Evidence, load_evidence, save_evidence
 from cachespec.engine.models import find_model
@@ -74,14 +75,16 @@ async def started(**more: Any) -> LlamaCppBackend:
     return backend
 
 
-async def drafting(backend: LlamaCppBackend) -> tuple[int, list[str], str, dict[str, int]]:
-    """Drafted tokens, the reasons of the events, that of the decision, and those of the report."""
+async def drafting(backend: LlamaCppBackend) -> tuple[int, list[str], str, dict[str, int], str | None]:
+    """Drafted tokens, the reasons of the events, that of the decision, those of the report, and what it says is missing."""
     request = ask(COPY, max_output_tokens=12)
     events = await run(backend, request)
     expected = backend.estimate(build_prompt(request)).speculation
     assert expected is not None
     told = [event.reason for event in events if isinstance(event, DraftVerified)]
-    return usage(events).drafted or 0, told, expected.reason, backend.report()["speculation"]["reasons"]
+    report = backend.report()["speculation"]
+    assert report["withheld"] == expected.detail
+    return usage(events).drafted or 0, told, expected.reason, report["reasons"], expected.detail
 
 
 @pytest.mark.model
@@ -91,18 +94,22 @@ async def test_nothing_is_drafted_without_evidence_and_something_is_with_it() ->
     available()
     store = CalibrationStore()
 
-    async def withheld() -> None:
+    async def withheld(*says: str) -> None:
         backend = await started(require_eval=0.6)
         try:
-            drafted, told, decided, counted = await drafting(backend)
+            drafted, told, decided, counted, detail = await drafting(backend)
+            offer = Client(backends={"laptop": backend}).plan(COPY).candidates[0]
         finally:
             await backend.aclose()
         assert drafted == 0
         assert told == ["eval_required"]
         assert decided == "eval_required"
         assert set(counted) == {"eval_required"}
+        assert offer.eligible
+        assert ("eval_required", detail) in [(r.code, r.detail) for r in offer.reasons]
+        assert all(word in (detail or "") for word in says)
 
-    await withheld()
+    await withheld("asks for an acceptance of 0.6", "cachespec eval SLICE --backend laptop")
     backend = await started()  # asks for none
     try:
         assert (await drafting(backend))[0] > 0
@@ -114,7 +121,7 @@ async def test_nothing_is_drafted_without_evidence_and_something_is_with_it() ->
     save_evidence(store, fingerprint, backend.name, SUFFIX, replace(FOUND, acceptance=0.59))
     save_evidence(store, b"another model", backend.name, SUFFIX, FOUND)
     save_evidence(store, fingerprint, backend.name, {**SUFFIX, "min_match": 2}, FOUND)
-    await withheld()
+    await withheld("acceptance of 0.590 in 9 requests", "asks for 0.6")
 
     # Another process found more.
     code = (
@@ -126,12 +133,12 @@ async def test_nothing_is_drafted_without_evidence_and_something_is_with_it() ->
     subprocess.run([sys.executable, "-c", code], check=True)
     backend = await started(require_eval=0.6)
     try:
-        drafted, told, decided, counted = await drafting(backend)
+        drafted, told, decided, counted, detail = await drafting(backend)
     finally:
         await backend.aclose()
     assert drafted > 0
     assert "eval_required" not in told
-    assert decided == "rule"
+    assert (decided, detail) == ("rule", None)
     assert set(counted) == {"rule"}
 
 

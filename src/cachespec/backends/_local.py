@@ -261,10 +261,10 @@ class LocalBackend(ABC):
 
         Keys: `runtime` (its settings), `requests` (active, preempted), `speeds` (tokens a second of prefill and decoding,
         tokens an answer; None before any), `prefix` (`engine.prefix.PrefixStats`), `speculation`: None without a drafter;
-        else with its `goodput` in tokens a second, how often each reason was given, and by drafter what was drafted and
-        accepted, its acceptance, and for each position of a draft how often it was tried and right; `reason` alone where
-        the model cannot speculate; `stopped`: why the engine takes no requests any more, None while it does. From any
-        thread.
+        else with its `goodput` in tokens a second, how often each reason was given, by drafter what was drafted and
+        accepted, its acceptance, and for each position of a draft how often it was tried and right, and `withheld`, what is
+        missing of the evidence that `require_eval` asks for; `reason` alone where the model cannot speculate; `stopped`: why
+        the engine takes no requests any more, None while it does. From any thread.
 
         Raises: EngineStoppedError before the start and after `aclose`.
         """

@@ -18,7 +18,7 @@ def report(runtime: Runtime, started: Started) -> dict[str, Any]:
     """See `LocalBackend.report`."""
     engine = started.engine
     found = engine.report()
-    off = None if started.reason is None else {"reason": started.reason}
+    off, stats = None if started.reason is None else {"reason": started.reason}, found["speculation"]
     return {
         "runtime": dict(runtime.facts()),
         "requests": {"active": engine.active, "preempted": found["preempted"]},
@@ -28,7 +28,7 @@ def report(runtime: Runtime, started: Started) -> dict[str, Any]:
             "answer": engine.answer_length.value,
         },
         "prefix": found["prefix"].to_dict(),
-        "speculation": off if found["speculation"] is None else found["speculation"].to_dict(),
+        "speculation": off if stats is None else {**stats.to_dict(), "withheld": started.withheld},
     }
 
 
@@ -45,6 +45,7 @@ def speculation(started: Started, output: int) -> Speculation | None:
         acceptance=forecast.acceptance,
         gain=forecast.choice.gain,
         reason=forecast.choice.reason,
+        detail=started.withheld,
     )
 
 

@@ -107,12 +107,16 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A running engine. `control` None: it does not speculate, for `reason`. `vocabulary` None: no grammars here."""
+    """A running engine. `control` None: it does not speculate, for `reason`. `vocabulary` None: no grammars here.
+
+    `withheld`: what is missing of the evidence that drafting asks for, in a sentence; None: nothing.
+    """
 
     engine: Engine
     control: SpeculationControl | None
     reason: str | None
     vocabulary: Vocabulary | None
+    withheld: str | None = None
 
 
 def start_engine(
@@ -131,16 +135,17 @@ def start_engine(
     width = kept_width(runtime, store) if settings.deterministic else runtime.width
     policy = settings.policy()
     drafter: Drafter[Any] | None = None
-    costs, control, reason = None, None, None
+    costs, control, reason, withheld = None, None, None, None
     if settings.draft is not None and not runtime.info.rewinds:
         reason = "capability"
     elif settings.draft is not None:
-        trusted = _trusted(runtime, settings, settings.draft, store)
-        room = has_room(settings.draft, fits) if trusted else None
-        drafter = make_drafter(settings, settings.draft, runtime, load_draft) if trusted and room is not False else None
+        withheld = _withheld(runtime, settings, settings.draft, store)
+        room = has_room(settings.draft, fits) if withheld is None else None
+        makes = withheld is None and room is not False
+        drafter = make_drafter(settings, settings.draft, runtime, load_draft) if makes else None
         try:
             costs = CostModel(measured_costs(runtime, settings, width, store))
-            policy = policy if trusted else Withheld()
+            policy = policy if withheld is None else Withheld()
             control = SpeculationControl(policy, drafter, costs=costs, max_tokens=width, fits=room)
         except BaseException:
             if drafter is not None:
@@ -164,15 +169,22 @@ def start_engine(
         engine.decode_speed.add(1, table.seconds(1, 1))
         engine.prefill_speed.add(widest, table.seconds(1, widest))
     engine.start()
-    return Started(engine, control, reason, vocabulary)
+    return Started(engine, control, reason, vocabulary, withheld)
 
 
-def _trusted(runtime: Runtime, settings: EngineSettings, draft: Mapping[str, Any], store: CalibrationStore) -> bool:
-    """Whether there is evidence for the drafter, where the backend asks for some. Read at each start."""
-    if settings.require_eval is None:
-        return True
+def _withheld(runtime: Runtime, settings: EngineSettings, draft: Mapping[str, Any], store: CalibrationStore) -> str | None:
+    """What is missing of the evidence for the drafter that the backend asks for; None: nothing. Read at each start."""
+    least = settings.require_eval
+    if least is None:
+        return None
     found = load_evidence(store, runtime.info.fingerprint, settings.name, draft)
-    return found is not None and found.acceptance >= settings.require_eval
+    if found is None:
+        asked = f"require_eval asks for an acceptance of {least:g}, and none was measured of this model with this drafter"
+        return f"{asked}; cachespec eval SLICE --backend {settings.name} does"
+    if found.acceptance >= least:
+        return None
+    measured = f"cachespec eval found an acceptance of {found.acceptance:.3f} in {found.requests} requests"
+    return f"{measured}, and require_eval asks for {least:g}"
 
 
 def measured_costs(runtime: Runtime, settings: EngineSettings, width: int, store: CalibrationStore) -> CostTable:
