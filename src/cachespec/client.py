@@ -27,7 +27,7 @@ from cachespec.decide import Asked, Verdict, route_error
 from cachespec.decision import Decision
 from cachespec.errors import InputError, StreamStateError
 from cachespec.events import Completion
-from cachespec.generations import FileWatch, close_backend, generation, replaced, start_backend
+from cachespec.generations import FileWatch, close_backend, generation, read_again, replaced, start_backend
 from cachespec.keepalive import KeepAlives, Prewarmed
 from cachespec.learned import Learned
 from cachespec.leases import Leases
@@ -113,7 +113,8 @@ class Client:
         self._background = Background(self._clock)
         self._leases = Leases(self.ledger, self._background, self._clock)
         self._keepalives = KeepAlives(self.ledger, self._background, self._clock, self._telemetry, self._in_use)
-        self._watch = FileWatch(wired.config.path) if watch and wired.config.path is not None else None
+        path, text = wired.config.path, wired.config.text
+        self._watch = FileWatch(path, text) if watch and path is not None else None
         self._retired: list[Backend] = []
         self._memory = Memory()
         self._sessions = Sessions()
@@ -234,7 +235,7 @@ class Client:
                 path = before.config.path
                 if path is None:
                     raise InputError("this client was not made from a file: hand the configuration over", field="config")
-                config = await anyio.to_thread.run_sync(lambda: load_config(path, generation=number))
+                config = await anyio.to_thread.run_sync(read_again, path, number, abandon_on_cancel=True)
             from cachespec.registry import rebuild
 
             wired = rebuild(replace(config, generation=number), before.wired)
@@ -284,7 +285,7 @@ class Client:
 
         async def look() -> None:
             try:
-                if await anyio.to_thread.run_sync(watch.changed):
+                if await anyio.to_thread.run_sync(watch.changed, abandon_on_cancel=True):
                     await self.reload()
             except Exception as error:  # noqa: BLE001 - a bad file changes nothing, whatever is wrong with it
                 if not self._closed:

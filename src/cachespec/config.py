@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -60,7 +60,7 @@ class Config:
     `models` maps each alias to its backends. `timeout` is seconds for all attempts together (None: no deadline). `secret` says
     where the secret of tenants' cache keys is (None: the ledger makes one).
     `generation` counts reloads. `notes` say what was left out (only
-    by `auto_config`). `path` and `text` are the file's, for messages.
+    by `auto_config`). `path` (absolute, where the file was loaded) and `text` are the file's.
     """
 
     backends: Mapping[str, PluginSpec]
@@ -147,7 +147,8 @@ class ConfigFile:
 
 def load_config(path: str | Path, *, generation: int = 1) -> Config:
     """Read and check a file. Raises ConfigError, UnknownPluginError or MissingDependencyError; reads no secret."""
-    return parse_config(read_text(path), str(path), generation=generation)
+    config = parse_config(read_text(path), str(path), generation=generation)
+    return replace(config, path=str(Path(path).absolute()))  # whoever reads it again may stand elsewhere then
 
 
 def parse_config(text: str, path: str | None = None, *, generation: int = 1) -> Config:

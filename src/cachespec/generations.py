@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 from cachespec.backends.base import Backend
 from cachespec.cache_learning import Caching
-from cachespec.config import Config, PluginSpec
+from cachespec.config import Config, PluginSpec, load_config
 from cachespec.decide import Decider, Settings
 from cachespec.errors import ConfigError
 from cachespec.finishing import to_the_end
 from cachespec.learned import Learned
 from cachespec.telemetry import Telemetry
+from cachespec.toml_source import read_text
 
 if TYPE_CHECKING:
     from cachespec.registry import Wired
@@ -105,20 +106,38 @@ async def close_backend(backend: Backend) -> None:
         logging.getLogger("cachespec").exception("backend %s could not be closed", backend.name)
 
 
-class FileWatch:
-    """Whether a file changed since it was last looked at. Contents are not compared: saving it anew is asking for it."""
+def read_again(path: str, generation: int) -> Config:
+    """The configuration that a file holds now. Raises as `load_config`, and ConfigError for what may never end (a pipe)."""
+    found = Path(path)
+    if found.exists() and not (found.is_file() or found.is_dir()):
+        raise ConfigError("is no regular file, and is not read again", path=path)
+    return load_config(path, generation=generation)
 
-    def __init__(self, path: str) -> None:
+
+class FileWatch:
+    """Whether a file changed since it was read, and then since it was last looked at.
+
+    `text` is what was read. Only at first are contents compared: later, saving it anew is asking for it.
+    """
+
+    def __init__(self, path: str, text: str | None) -> None:
         self.path = path
-        self._seen = self._look()
+        self._text = text
+        self._seen: tuple[int, int, int] | None = None
 
     def changed(self) -> bool:
         """Look again. A file that is gone for a moment, as while an editor saves it, has not changed."""
         now = self._look()
         if now is None or now == self._seen:
             return False
-        self._seen = now
-        return True
+        read, self._text, self._seen = self._text, None, now
+        return read is None or read != self._content()
+
+    def _content(self) -> str | None:
+        try:
+            return read_text(self.path) if Path(self.path).is_file() else None
+        except ConfigError:
+            return None
 
     def _look(self) -> tuple[int, int, int] | None:
         try:

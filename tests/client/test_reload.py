@@ -403,6 +403,65 @@ async def test_what_one_account_cached_is_not_believed_of_another(tmp_path: Path
             assert state() == warm
 
 
+async def generation_of(client: Client, number: int) -> None:
+    with anyio.fail_after(20):
+        while client.config.generation < number:
+            await anyio.sleep(0.02)
+
+
+@pytest.fixture
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cachespec.client, "LOOK_S", 0.05)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("_often")
+async def test_a_change_between_reading_and_watching_is_seen(write: Callable[..., str]) -> None:
+    config = load_config(write(a="one"))
+    write(a="two")
+    async with Client.from_config(config, watch=True) as client:
+        await generation_of(client, 2)
+        assert (await client.complete("Hi")).text == "twotwo"
+        await anyio.sleep(0.3)  # the same text is no change at first, and later only when it is saved again
+        assert client.config.generation == 2
+        write(a="two")
+        await generation_of(client, 3)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("_often")
+async def test_a_relative_path_is_the_one_it_was_loaded_from(
+    write: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = Path(write(a="one"))
+    monkeypatch.chdir(path.parent)
+    async with cachespec.connect(path.name) as client:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        write(a="two")
+        await generation_of(client, 2)
+        assert (await client.complete("Hi")).text == "twotwo"
+        assert await client.reload() == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("_often")
+async def test_a_pipe_in_the_files_place_is_refused_and_keeps_nobody_waiting(write: Callable[..., str]) -> None:
+    path = Path(write(a="one"))
+    told: list[Any] = []
+    with anyio.fail_after(20):
+        async with Client.from_config(load_config(path), hooks=[told.append], watch=True) as client:
+            path.unlink()
+            os.mkfifo(path)
+            while not any(isinstance(t, ReloadRefused) for t in told):
+                await anyio.sleep(0.02)
+            with pytest.raises(ConfigError, match="no regular file"):
+                await client.reload()
+            path.unlink()
+            write(a="two")
+            await generation_of(client, 2)
+
+
 class Stubborn(ScriptedBackend):
     """Takes its time to close, and fails at it."""
 
