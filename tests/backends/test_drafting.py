@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import anyio
 import pytest
 from tests.backends.test_llamacpp import PLAN, ask, available, engine, idle, make, one_loop, run, text, usage
 from tests.engine.scripted import engine_threads
+from tests.engine.test_control import TickingRuntime
 
 from cachespec.backends._drafts import draft_fits, free_memory
+from cachespec.backends._startup import measured_costs
 from cachespec.backends.llamacpp import LlamaCppBackend
-from cachespec.engine.costs import CalibrationStore, _Bench
+from cachespec.engine.costs import CalibrationStore, _Bench, calibrate
 from cachespec.engine.models import find_model
 from cachespec.errors import ConfigError, UnknownPluginError
 from cachespec.events import DraftVerified
@@ -90,6 +93,25 @@ async def test_the_second_start_measures_nothing_again(monkeypatch: pytest.Monke
         await backend.aclose()
     assert {(1, 1), (1, 8)} <= set(measured)
     assert len(set(measured)) == len(measured)
+
+
+def test_every_start_is_nearer_to_a_whole_table_on_a_machine_however_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a single call takes longer than a start may measure."""
+    runtime, store, settings = TickingRuntime(), CalibrationStore(tmp_path), make(context=4096, parallel=4).settings
+    monkeypatch.setattr("cachespec.backends._startup.calibrate", partial(calibrate, clock=runtime.clock))
+    left: list[int] = []
+    while not left or left[-1]:
+        calls, begin = len(runtime.calls), runtime.clock.now
+        table = measured_costs(runtime, settings, runtime.width, store)
+        left.append(len(table.assumed))
+        assert len(left) == 1 or left[-1] < left[-2]
+        assert len(left) == 1 or runtime.clock.now - begin < 60
+        assert len(runtime.calls) > calls
+    calls = len(runtime.calls)
+    assert measured_costs(runtime, settings, runtime.width, store).assumed == frozenset()
+    assert len(runtime.calls) == calls
 
 
 @model

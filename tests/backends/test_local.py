@@ -378,9 +378,8 @@ async def test_a_crashed_engine_is_unhealthy_whatever_it_is_asked(started: Calla
     assert backend.report()["stopped"] is None
     with pytest.raises(EngineStoppedError):
         await read(await backend.open(ask(), PLAN, timeout=None))
-    with anyio.fail_after(10):
-        while not backend.runtime.closed:
-            await anyio.sleep(0.001)
+    wait_until(lambda: backend.runtime.closed)
+    assert "fell off" in backend.report()["stopped"]
     for request in (ask("never asked before"), ask("a bias", extra={"toy": {"logit_bias": {"a": 1}}})):
         (reason,) = backend.check(request)
         assert (reason.code, "fell off" in reason.detail) == ("unhealthy", True)

@@ -234,6 +234,7 @@ class ScriptedRuntime:
         self.closed = True
 
     def facts(self) -> Mapping[str, Any]:
+        self._alive()
         return {}
 
 

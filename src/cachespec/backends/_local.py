@@ -55,6 +55,7 @@ class _Loaded:
     started: Started
     forcing: Forcing | None
     tokens: Tokens
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +179,14 @@ class LocalBackend(ABC):
         try:
             if not progress(1.0):
                 raise Interrupted
-            template = chat.ChatTemplate(runtime.info)
+            template, facts = chat.ChatTemplate(runtime.info), runtime.facts()
             started = start_engine(runtime, self.settings, self.load_draft, fits=self.draft_fits)
         except BaseException:
             runtime.close()
             raise
         vocabulary = started.vocabulary
         forcing = None if vocabulary is None else Forcing(vocabulary, template.tools, runtime.info.controls)
-        return _Loaded(runtime, template, started, forcing, Tokens(runtime))
+        return _Loaded(runtime, template, started, forcing, Tokens(runtime), facts)
 
     def check(self, request: Request) -> Sequence[Reason]:
         """See `Backend.check`. A model that is not loaded yet is asked nothing about its template, nor about tokens.
@@ -271,7 +272,7 @@ class LocalBackend(ABC):
         loaded = self._loaded
         if loaded is None or self._closed:
             raise self._stopped()
-        return {**report(loaded.runtime, loaded.started), "stopped": self._stopped().message if self._failure else None}
+        return {**report(loaded.facts, loaded.started), "stopped": self._stopped().message if self._failure else None}
 
     def wire(self, request: Request, plan: Plan) -> Wire | None:
         """Nothing is sent anywhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from cachespec.backends._startup import Started
@@ -14,13 +15,13 @@ from cachespec.request import Request
 _WARM = 0.8  # share of a prompt in the KV from which it is called warm
 
 
-def report(runtime: Runtime, started: Started) -> dict[str, Any]:
-    """See `LocalBackend.report`."""
+def report(facts: Mapping[str, Any], started: Started) -> dict[str, Any]:
+    """See `LocalBackend.report`. `facts` are the runtime's, which may be closed by now."""
     engine = started.engine
     found = engine.report()
     off, stats = None if started.reason is None else {"reason": started.reason}, found["speculation"]
     return {
-        "runtime": dict(runtime.facts()),
+        "runtime": dict(facts),
         "requests": {"active": engine.active, "preempted": found["preempted"]},
         "speeds": {
             "prefill": engine.prefill_speed.value,

@@ -38,6 +38,7 @@ SPARE_SLOTS = 2
 """Sequences beside those that run, where each has its own KV: for prefixes that are kept."""
 _KEPT_SLOTS = 4  # sequences for each that runs, where forks share
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 24)  # tokens a sequence that are measured
+_FIRST_S, _LATER_S = 3.0, 1.0  # for measuring: until then all is assumed; later only what is rarely needed
 _MB = 1 << 20
 _POSITIONS = 2**31 - 1  # a token's place in a sequence is a number of 32 bits
 _MOST_THREADS = 512
@@ -188,11 +189,15 @@ def _withheld(runtime: Runtime, settings: EngineSettings, draft: Mapping[str, An
 
 
 def measured_costs(runtime: Runtime, settings: EngineSettings, width: int, store: CalibrationStore) -> CostTable:
-    """What was measured at earlier starts, and what is still missing as far as there is time for it."""
+    """What was measured at earlier starts, and what is still missing as far as there is time for it: one point at least.
+
+    So every start is nearer to a whole table, on a machine however busy, and none after that measures anything.
+    """
     identity = {**runtime.facts(), "parallel": settings.parallel, "invariant": width}
     known = store.load(runtime.info.fingerprint, identity)
     batches = [batch for batch in BATCHES if batch <= settings.parallel]
-    costs = calibrate(runtime, widths=[n for n in _WIDTHS if n <= width], batches=batches, known=known)
+    seconds = _FIRST_S if known is None else _LATER_S
+    costs = calibrate(runtime, widths=[n for n in _WIDTHS if n <= width], batches=batches, seconds=seconds, known=known)
     if known is None or costs.measured != known.points:
         store.save(runtime.info.fingerprint, identity, costs)
     return costs
