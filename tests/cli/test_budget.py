@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
 import anyio
+import click
 import pytest
 from tests.cli.conftest import Run, document
 
@@ -69,16 +71,52 @@ def test_a_narrow_terminal_folds_names_and_no_amounts(
 
     async def fill() -> None:
         ledger = SqliteLedger(str(path))
-        hold = Hold(amount=Decimal("0.5"), backend="b", model="m", tenant=None, session_id=None, accounts=("overall",))
+        accounts = ("overall", "tenant:a-customer-of-a-very-long-name-4711")
+        hold = Hold(amount=Decimal("0.5"), backend="b", model="m", tenant=None, session_id=None, accounts=accounts)
         settled = Settlement(amount=Decimal("0.123456789012"), estimated=False, usage=None, outcome="completed")
         await ledger.settle(await ledger.reserve(hold), settled)
         await ledger.aclose()
 
     anyio.run(fill)
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = run("budget", "show", "-c", config).stdout
-    assert "0.123456789012" in shown
-    assert "9.876543210988" in shown
+    for columns, terminal in itertools.product((20, 40, 80, 200), (False, True)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("FORCE_COLOR" if terminal else "NOTHING", "1")  # what makes it a terminal to rich
+        shown = click.unstyle(run("budget", "show", "-c", config).stdout)
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+        head, *lines = shown.splitlines()
+        assert head.split() == ["budget", "mode", "spent", "reserved", "limit", "left", "resets", "(UTC)"]
+        # A name is folded where there is a window, which leaves the other cells in the first of its lines.
+        assert any({"hard", "0.123456789012", "0", "10", "9.876543210988"} <= set(line.split()) for line in lines)
+        name = "tenant:a-customer-of-a-very-long-name-4711 per day"
+        assert (name in shown) == (not terminal or columns == 200)
+        folded = "".join(line[: head.index("mode")].strip() for line in lines)
+        assert name.replace(" ", "") in folded.replace(" ", "")
+        if terminal and columns == 80:
+            assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_what_is_called_so_in_full_is_reset_and_no_member_of_that_name(run: Run, app: App, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    config = app(more=f'{BUDGETS}[client]\nledger = {{ use = "sqlite", path = "{path}" }}\n')
+
+    async def fill() -> None:
+        ledger = SqliteLedger(str(path))
+        for tenant in ("acme", "acme per day"):
+            accounts = (f"tenant:{tenant}",)
+            hold = Hold(amount=Decimal(1), backend="b", model="m", tenant=tenant, session_id=None, accounts=accounts)
+            settled = Settlement(amount=Decimal("0.5"), estimated=False, usage=None, outcome="completed")
+            await ledger.settle(await ledger.reserve(hold), settled)
+        await ledger.aclose()
+
+    def left() -> dict[str, str]:
+        return {r["scope"]: r["spent"] for r in document(run("budget", "show", "-c", config, "--json"))["budgets"]}
+
+    anyio.run(fill)
+    reset = document(run("budget", "reset", "tenant:acme per day", "-c", config, "--json"))["reset"]
+    assert [r["scope"] for r in reset] == ["tenant:acme per day"]
+    assert (left()["tenant:acme per day"], left()["tenant:acme per day per day"]) == ("0", "0.5")
+    document(run("budget", "reset", "tenant:acme per day per day", "-c", config, "--json"))
+    assert left()["tenant:acme per day per day"] == "0"
 
 
 def test_reset_one_and_leave_the_others(run: Run, spent: str) -> None:

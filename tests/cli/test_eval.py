@@ -118,6 +118,40 @@ def test_what_is_wrong(
     assert told in json.dumps(error)
 
 
+@pytest.mark.parametrize("t", ["1e400", "-1e400", "1" + "0" * 400, "1e13", "NaN"])
+def test_a_time_that_is_none(run: Run, prompts: Callable[..., str], app: Callable[..., str], t: str) -> None:
+    result = run("eval", prompts(f'{{"prompt": "Hi", "t": {t}}}'), "--backend", "wire", "-c", app(), "--json")
+    assert result.exit_code == 2
+    error = failure(result)
+    assert error["type"] == "InputError"
+    assert "prompts.jsonl:1: " in error["message"]
+
+
+def test_no_file_is_lost(run: Run, prompts: Callable[..., str], app: Callable[..., str], tmp_path: Path) -> None:
+    slice_, config, there = prompts(), app(), tmp_path / "there.toml"
+    there.write_text("mine")
+    before = Path(slice_).read_bytes(), Path(config).read_bytes()
+    command = ("eval", slice_, "--backend", "wire", "-c", config)
+    for path in (there, config, slice_):
+        refused = run(*command, "--write-policy", str(path))
+        assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
+    (tmp_path / "link.html").symlink_to(config)
+    wrong = [("--html", slice_), ("--html", config), ("--html", str(tmp_path / "link.html"))]
+    wrong += [("--write-policy", slice_)]
+    for option, path_ in wrong:
+        refused = run(*command, option, path_, "--force")
+        assert (refused.exit_code, "would be overwritten" in refused.stderr) == (2, True)
+    both = str(tmp_path / "new")
+    assert run(*command, "--html", both, "--write-policy", f"{tmp_path}/./new").exit_code == 2
+    assert not Path(both).exists()
+    assert there.read_text() == "mine"
+    assert (Path(slice_).read_bytes(), Path(config).read_bytes()) == before
+    assert run(*command, "--write-policy", str(there), "--force").exit_code == 0
+    assert document(run("config", "check", str(there), "--json"))["ok"] is True
+    assert run(*command, "--write-policy", config, "--force").exit_code == 0
+    assert document(run("config", "check", config, "--json"))["ok"] is True
+
+
 def test_options_that_do_not_go_together(run: Run, prompts: Callable[..., str], app: Callable[..., str]) -> None:
     assert run("eval", "-", "--backend", "wire", "-c", "-").exit_code == 2
     assert run("eval", prompts(), "--backend", "wire", "-c", app(), "--json", "--html", "-").exit_code == 2

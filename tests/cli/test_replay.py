@@ -170,3 +170,12 @@ def test_options_that_do_not_go_together(run: Run, trace: Callable[..., str], ar
     result = run("replay", trace(), *arguments)
     assert result.exit_code == 2
     assert "Usage" in result.stderr
+
+
+def test_the_trace_is_not_overwritten(run: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("{}\n")
+    for options in (("--decisions", str(trace), "--policy", "off"), ("--html", str(trace))):
+        refused = run("replay", str(trace), *options)
+        assert (refused.exit_code, "would be overwritten" in refused.stderr) == (2, True)
+    assert trace.read_text() == "{}\n"

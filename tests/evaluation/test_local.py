@@ -122,7 +122,7 @@ def test_a_bar_that_is_not_reached_and_recorded_answers_are_used_as_they_are(fol
     overall = done.evaluation.overall
     assert overall.recommended == "low_acceptance"
     assert done.draft is None
-    assert "under your 0.99 trial bar" in done.evaluation.recommendation
+    assert "below require_eval = 0.99" in done.evaluation.recommendation
     assert 14 < overall.tokens < 40
     kept = load_evidence(CalibrationStore(folder), fingerprint(config), "laptop", {"use": "suffix", "min_match": 2})
     assert kept is not None

@@ -19,6 +19,7 @@ from cachespec.usage import Usage, money_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from cachespec.client import Client
     from cachespec.events import Completion
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 STDIN = "<stdin>"
 AS_JSON = "cachespec.json"
+_UNBOUNDED = 100_000
+_FOLDED = 12  # characters of a line, at least, of a column that is folded
 MILLIONTH = Decimal("0.000001")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -192,6 +195,39 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def print_table(table: Table, out: Console | None = None) -> None:
+    """Print a table that loses nothing to a narrow window.
+
+    Columns that wrap are folded; no number is cut and no column left out. Where even that is too wide, the terminal breaks the
+    lines. In a pipe there is no window.
+    """
+    from rich.cells import cell_len
+    from rich.measure import Measurement
+
+    out = out or console()
+    whole = Measurement.get(out, out.options.update(width=_UNBOUNDED), table).maximum
+    spare = 0
+    for column in table.columns:
+        widest = max(cell_len(line) for cell in (column.header, *column.cells) for line in str(cell).split("\n"))
+        least = column.min_width or (widest if column.no_wrap else min(widest, _FOLDED))
+        spare += widest - least
+    out.width = whole if not out.is_terminal else min(whole, max(out.width, whole - spare))
+    out.print(table)
+
+
+def keep_inputs(option: str, path: str | None, *inputs: str | None) -> None:
+    """Raises InputError where what `option` writes to is one of the files that the command reads, or writes besides."""
+    if path not in (None, "-") and any(given not in (None, "-") and _same(path, given) for given in inputs):
+        raise InputError(f"{path}: is also another file of this command, and would be overwritten", field=option)
+
+
+def _same(path: str, other: str) -> bool:
+    try:
+        return Path(path).samefile(other)
+    except OSError:  # at least one of them is not there yet
+        return Path(path).resolve() == Path(other).resolve()
 
 
 def usage_line(done: Completion) -> str:

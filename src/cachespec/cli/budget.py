@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from cachespec.cli._io import config_option, console, json_option, write_json
+from cachespec.cli._io import config_option, console, json_option, print_table, write_json
 from cachespec.errors import InputError
 from cachespec.usage import money_text
 
@@ -82,7 +82,8 @@ async def _reset(config: str | None, scopes: Sequence[str]) -> list[_Row]:
         rows = await _rows(loaded, ledger)
         chosen: list[_Row] = []
         for scope in scopes:
-            found = [r for r in rows if scope in (r.budget.limit.scope, r.budget.limit.account)]
+            # A tenant may be called "acme per day": what is called so in full goes first.
+            found = [r for r in rows if scope == r.budget.limit.scope] or [r for r in rows if scope == r.budget.limit.account]
             if not found:
                 from cachespec.annotations import suggestion
 
@@ -144,7 +145,6 @@ def _print(rows: Sequence[_Row]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("budget", "mode", "spent", "reserved", "limit", "left", "resets (UTC)"):
         text = name in ("budget", "mode", "resets (UTC)")
-        # On a narrow terminal names fold and amounts do not: half an amount reads as another one.
         table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=name != "budget")
     for row in rows:
         state, limit = row.state, row.budget.limit
@@ -152,4 +152,4 @@ def _print(rows: Sequence[_Row]) -> None:
         until = "never" if limit.resets_at is None else f"{limit.resets_at:%Y-%m-%d %H:%M}"
         cells = [limit.scope, row.budget.rule.mode, *(money_text(a) or "" for a in amounts), until]
         table.add_row(*(Text(cell) for cell in cells))  # names are data, not markup
-    console().print(table)
+    print_table(table)  # names fold, and amounts do not: half an amount reads as another one

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from cachespec.cli._io import console, json_option, read_object, write_json
+from cachespec.cli._io import console, json_option, print_table, read_object, write_json
 from cachespec.errors import ConfigError, InputError
 from cachespec.pricing import hosted_rates
 from cachespec.shown import shown
@@ -121,8 +121,9 @@ def _print(priced: Priced) -> None:
     from rich.table import Table
 
     usage = priced.usage
-    table = Table("tokens", "count")
-    table.columns[1].justify = "right"
+    table = Table()
+    table.add_column("tokens", overflow="fold")
+    table.add_column("count", justify="right", no_wrap=True)
     rows: list[tuple[str, int | None]] = [("input", usage.input_tokens), ("  uncached", usage.uncached)]
     rows.append(("  read from cache", usage.cache_read))
     if not usage.cache_write:
@@ -132,7 +133,7 @@ def _print(priced: Priced) -> None:
     for name, count in rows:
         table.add_row(name, "not reported" if count is None else f"{count:,}")
     out = console()
-    out.print(table)
+    print_table(table, out)
     amount = money_text(priced.cost.amount)
     text = "cost: unknown" if amount is None else f"cost: ${amount}{' (estimated)' if priced.cost.estimated else ''}"
     origin = ", ".join(x for x in (priced.cost.source, priced.cost.price_date) if x)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cachespec.cli._io import console, echo_text, json_option, money, usage_line, write_json
+from cachespec.cli._io import console, echo_text, json_option, money, print_table, usage_line, write_json
 from cachespec.errors import ConfigError, MissingDependencyError
 from cachespec.usage import Usage, money_text
 
@@ -138,8 +138,11 @@ def tell(done: Sequence[Completion], prices: Sequence[HostedPrice]) -> None:
     facts: list[Any] = [second.usage.cache_read, second.usage.input_tokens] if second.usage else [None, None]
     if None not in facts:
         out.print(f"second request: {facts[0]} of {facts[1]} input tokens came from the engine's cache\n")
-    table = Table("both requests at", "nothing cached", "manual cached", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("both requests at", overflow="fold")
+    for name in ("nothing cached", "manual cached"):
+        table.add_column(name, no_wrap=True)
     for price in prices:
         table.add_row(price.model, money(price.cold), money(price.warm))
-    out.print(table)
+    print_table(table, out)
     out.print("Prices: genai-prices; tokens as the local model counts them. It is a very small model: read the numbers.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cachespec.cli._io import STDIN, config_option, console, json_option, read_text, write_json
+from cachespec.cli._io import STDIN, config_option, console, json_option, keep_inputs, print_table, read_text, write_json
 from cachespec.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from cachespec.evaluation.result import Evaluation, Progress
 
 _EVERY_S = 10.0  # between lines of progress, where there is no terminal
-
-_WIDTH = 110  # of the table, where there is no terminal
 
 
 @click.command()
@@ -50,6 +48,7 @@ _WIDTH = 110  # of the table, where there is no terminal
     help="Where a line names none. Without it 1, as live, and 0 for lines with turns, as benchmarks are answered.",
 )
 @click.option("--write-policy", "policy", type=click.Path(), metavar="OUT", help="Write the configuration it recommends.")
+@click.option("--force", is_flag=True, help="Let --write-policy replace a file that is there.")
 @click.option("--html", "page", type=click.Path(allow_dash=True), metavar="OUT", help="Write a page with plots.")
 @json_option
 def command(
@@ -60,6 +59,7 @@ def command(
     max_output_tokens: int,
     temperature: float | None,
     policy: str | None,
+    force: bool,
     page: str | None,
     as_json: bool,
 ) -> None:
@@ -80,6 +80,10 @@ def command(
         raise click.UsageError("stdin can hold the prompts or the configuration, not both")
     if as_json and page == "-":
         raise click.UsageError("only one of --json and --html - can have stdout")
+    if policy is not None and not force and Path(policy).is_file():
+        raise InputError(f"{policy}: is there already; name another file, or say --force to replace it", field="--write-policy")
+    keep_inputs("--write-policy", policy, prompts, page)
+    keep_inputs("--html", page, prompts, config)
     settings = _config(config)
     read = read_prompts(prompts)
     if read.ignored:
@@ -157,30 +161,30 @@ def _progress() -> Iterator[Progress]:
 
 def _print(found: Evaluation) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from cachespec.evaluation.page import HEADER, rows
     from cachespec.usage import money_text
 
     out = console()
-    if not out.is_terminal:
-        out.width = max(out.width, _WIDTH)
     table = Table(box=None, pad_edge=False)
     for name in HEADER:
-        table.add_column(name, justify="left" if name in ("category", "drafter", "recommended") else "right")
+        text = name in ("category", "drafter", "recommended")
+        table.add_column(name, justify="left" if text else "right", no_wrap=not text, overflow="fold")
     groups = (*found.groups, found.overall) if len(found.groups) > 1 else found.groups
     for group in groups:
         for row in rows(group):
-            table.add_row(*row)
-    out.print(table)
+            table.add_row(*(Text(cell) for cell in row))  # categories are data, not markup
+    print_table(table)
     prefix = found.prefix
     total = max(1, prefix.total_tokens)
     kept = ", ".join(f"{n} {c / total:.1%}" for n, c in prefix.by_lifetime.items() if c is not None)
     out.print(f"\n{prefix.total_tokens:,} prompt tokens; shared with an earlier prompt, by lifetime: {kept}", markup=False)
     if found.policies:
         costs = Table(box=None, pad_edge=False)
-        costs.add_column("policy")
-        costs.add_column("USD for the slice", justify="right")
+        costs.add_column("policy", overflow="fold")
+        costs.add_column("USD for the slice", justify="right", no_wrap=True)
         for name, cost in sorted(found.policies.items(), key=lambda item: (item[1] is None, item[1] or 0)):
-            costs.add_row(name, money_text(cost) or "not known")
-        out.print(costs)
+            costs.add_row(Text(name), money_text(cost) or "not known")
+        print_table(costs)
     out.print(f"\n{found.recommendation}", markup=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from cachespec.cli._io import config_option, console, json_option, write_json
+from cachespec.cli._io import config_option, console, json_option, print_table, write_json
 from cachespec.errors import InputError
 from cachespec.ledger.base import Entry, Totals
 from cachespec.usage import money_text
@@ -116,7 +116,7 @@ def _print(totals: Totals, entries: tuple[Entry, ...]) -> None:
                 break
             names = [name for name in names if name != spared]
             table = _table(names, rows)
-        out.print(table)
+        print_table(table, out)
         left_out = [name for name in SPARED if name not in names and name != "tenant"]
         if left_out:
             out.print(f"left out for want of room: {', '.join(left_out)} (--json has all)", markup=False)

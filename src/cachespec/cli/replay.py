@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from cachespec.cli._io import console, json_option, own_plugins, write_json
+from cachespec.cli._io import console, json_option, keep_inputs, own_plugins, print_table, write_json
 from cachespec.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def command(trace: str, names: tuple[str, ...], vendor: str, decisions: str | No
         raise click.UsageError("--decisions goes with exactly one --policy")
     if [as_json, decisions == "-", page == "-"].count(True) > 1:
         raise click.UsageError("only one of --json, --decisions - and --html - can have stdout")
+    keep_inputs("--decisions", decisions, trace, page)
+    keep_inputs("--html", page, trace)
     terms = TERMS[vendor]
     wanted = policies(names, terms)
     read = read_trace(trace)
@@ -124,6 +126,6 @@ def _print(found: Comparison) -> None:
         f"{found.trace.requests:,} requests, {found.trace.input_tokens:,} input tokens; cost relative to no caching",
         markup=False,
     )
-    out.print(table)
+    print_table(table)
     out.print(f"best fixed policy: {best.policy}, {best.relative:.4f}", markup=False)
     out.print(f"bound: {least.without_pings:.4f} without keep-alives, {least.with_pings:.4f} with", markup=False)

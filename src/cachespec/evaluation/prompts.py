@@ -25,6 +25,7 @@ from cachespec.request import Request
 ANSWERS: Final = ("answer", "output", "response")
 OTHERS: Final = "other"
 """The group of lines that name no category."""
+_LATEST = 1e12  # seconds, some thirty thousand years: so that gaps of milliseconds can be told
 _OURS = ("turns", "category", "t", "timestamp", "session_id", "tenant", *ANSWERS)
 
 
@@ -196,6 +197,8 @@ def _time(value: Mapping[str, Any]) -> float | None:
         return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
     if isinstance(given, bool) or not isinstance(given, int | float):
         raise InputError(f"must be seconds or an ISO 8601 time, not {kind_of(given)}", field=key)
+    if not abs(given) <= _LATEST:
+        raise InputError(f"must be seconds, at most {_LATEST:g} either way, not {str(given)[:20]}", field=key)
     return float(given)
 
 

@@ -125,7 +125,7 @@ def local_words(backend: str, overall: Group, groups: tuple[Group, ...], bar: fl
         score = scores[best]
         gains = [group.drafters[best].predicted_speedup for group in groups]
         text = f"enable {best} speculation on {backend}: acceptance {_rate(score)}"
-        text += f" is over your {bar:.2f} trial bar, and" if bar is not None else ";"
+        text += f" reaches require_eval = {_bar(bar)}, and" if bar is not None else ";"
         text += f" answers are predicted to come {score.predicted_speedup:.2f} times as fast"
         if len(gains) > 1:
             text += f" ({min(gains):.2f} to {max(gains):.2f} by category)"
@@ -135,8 +135,8 @@ def local_words(backend: str, overall: Group, groups: tuple[Group, ...], bar: fl
         name = max(scores, key=lambda name: scores[name].predicted_speedup)
         score = scores[name]
         text = f"leave speculation off on {backend} ({best}): {name} has acceptance {_rate(score)}"
-        if best == "low_acceptance":
-            text += f", under your {bar:.2f} trial bar"
+        if best == "low_acceptance" and bar is not None:
+            text += f", below require_eval = {_bar(bar)}"
         else:
             text += f", and is predicted to make answers {score.predicted_speedup:.2f} times as fast: not worth it here"
         some = [group.category for group in groups if group.recommended == name]
@@ -161,6 +161,11 @@ def hosted_words(backend: str, prefix: Prefixes, caching: Mapping[str, Decimal |
 def _rate(score: DrafterScore) -> str:
     rate = score.acceptance
     return "that is not known" if rate is None else f"{rate.rate:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
+
+
+def _bar(bar: float) -> str:
+    """As it is written, with two digits at least."""
+    return max(f"{bar:.2f}", repr(bar), key=len)
 
 
 def _sharing(prefix: Prefixes) -> str:
