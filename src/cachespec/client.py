@@ -27,7 +27,7 @@ from cachespec.decide import Asked, Verdict, route_error
 from cachespec.decision import Decision
 from cachespec.errors import InputError, StreamStateError
 from cachespec.events import Completion
-from cachespec.generations import FileWatch, close_backend, generation, read_again, replaced, start_backend
+from cachespec.generations import FileWatch, Retired, close_backend, generation, read_again, replaced, start_backend
 from cachespec.keepalive import KeepAlives, Prewarmed
 from cachespec.learned import Learned
 from cachespec.leases import Leases
@@ -42,8 +42,7 @@ from cachespec.telemetry import Hook, Reloaded, ReloadRefused, Telemetry
 if TYPE_CHECKING:
     from cachespec.registry import Wired
 
-LOOK_S, RETIRE_S = 1.0, 0.5
-"""Seconds between two looks at a watched file, and at whether a backend that was taken out is still in use."""
+LOOK_S = 1.0  # seconds between two looks at a watched file
 
 
 class Client:
@@ -115,10 +114,10 @@ class Client:
         self._keepalives = KeepAlives(self.ledger, self._background, self._clock, self._telemetry, self._in_use)
         path, text = wired.config.path, wired.config.text
         self._watch = FileWatch(path, text) if watch and path is not None else None
-        self._retired: list[Backend] = []
         self._memory = Memory()
         self._sessions = Sessions()
         self._streams: set[ResponseStream] = set()
+        self._retired = Retired(self._background, self._clock, self._streams)
         self._started = False
         self._loop: anyio.lowlevel.EventLoopToken | None = None
         self._starting: anyio.Lock | None = None
@@ -209,7 +208,7 @@ class Client:
                 await stream.aclose()
             if self._started:
                 await self._now.caching.save(self.ledger, self._clock.time(), at_once=True)
-            parts: list[Backend | Ledger] = [*self._retired, *self.backends.values(), self.ledger]
+            parts: list[Backend | Ledger] = [*self._retired.backends, *self.backends.values(), self.ledger]
             for part in parts:
                 try:
                     await part.aclose()
@@ -232,10 +231,7 @@ class Client:
             before = self._now
             number = before.config.generation + 1
             if config is None:
-                path = before.config.path
-                if path is None:
-                    raise InputError("this client was not made from a file: hand the configuration over", field="config")
-                config = await anyio.to_thread.run_sync(read_again, path, number, abandon_on_cancel=True)
+                config = await anyio.to_thread.run_sync(read_again, before.config.path, number, abandon_on_cancel=True)
             from cachespec.registry import rebuild
 
             wired = rebuild(replace(config, generation=number), before.wired)
@@ -256,26 +252,9 @@ class Client:
             for name in replaced(now, before):
                 self._learned.forget(name)
                 self._sessions.forget_answers(name)
-            kept = set(map(id, now.backends.values()))
-            gone = [backend for backend in before.backends.values() if id(backend) not in kept]
-            self._retired += gone
-            if gone:
-                self._retire(gone, set(self._streams))
+            self._retired.add([b for b in before.backends.values() if now.backends.get(b.name) is not b])
         self._telemetry.tell(Reloaded(generation=number, path=now.config.path))
         return number
-
-    def _retire(self, gone: list[Backend], streams: set[ResponseStream]) -> None:
-        """Close backends of an earlier generation once the streams that were open then have ended."""
-
-        async def close() -> None:
-            if streams & self._streams:
-                self._retire(gone, streams)
-                return
-            for backend in gone:
-                self._retired.remove(backend)
-                await close_backend(backend)
-
-        self._background.at(self._clock.time() + RETIRE_S, ("retire", id(gone)), close)
 
     def _look_again(self) -> None:
         """Look at the configuration's file now and then, if it is watched."""
@@ -499,8 +478,7 @@ class Client:
         verdict = now.decider.decide(asked)
         if verdict.planned is None:
             raise route_error(verdict)
-        backend = now.backends[verdict.planned.backend]
-        return await self._keepalives.prewarm(asked, verdict.planned, backend, now.caching)
+        return await self._keepalives.prewarm(asked, verdict.planned, now.backends[verdict.planned.backend], now.caching)
 
     def session(
         self,

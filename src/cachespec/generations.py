@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachespec.backends.base import Backend
+from cachespec.background import Background
 from cachespec.cache_learning import Caching
+from cachespec.clock import Clock
 from cachespec.config import Config, PluginSpec, load_config
 from cachespec.decide import Decider, Settings
-from cachespec.errors import ConfigError
+from cachespec.errors import ConfigError, InputError
 from cachespec.finishing import to_the_end
 from cachespec.learned import Learned
 from cachespec.telemetry import Telemetry
@@ -29,6 +32,8 @@ from cachespec.toml_source import read_text
 if TYPE_CHECKING:
     from cachespec.registry import Wired
 
+RETIRE_S = 0.5
+"""Seconds between two looks at whether a backend that was taken out is still in use."""
 _PRICES = ("prices", "cost")
 
 
@@ -106,12 +111,43 @@ async def close_backend(backend: Backend) -> None:
         logging.getLogger("cachespec").exception("backend %s could not be closed", backend.name)
 
 
-def read_again(path: str, generation: int) -> Config:
-    """The configuration that a file holds now. Raises as `load_config`, and ConfigError for what may never end (a pipe)."""
+def read_again(path: str | None, generation: int) -> Config:
+    """The configuration that a file holds now. Raises as `load_config`, ConfigError for what may never end (a pipe), and
+    InputError where there is no file."""
+    if path is None:
+        raise InputError("this client was not made from a file: hand the configuration over", field="config")
     found = Path(path)
     if found.exists() and not (found.is_file() or found.is_dir()):
         raise ConfigError("is no regular file, and is not read again", path=path)
     return load_config(path, generation=generation)
+
+
+class Retired:
+    """Backends of earlier generations, until the streams that were open when they were taken out have ended.
+
+    `streams` are those that are open now.
+    """
+
+    def __init__(self, background: Background, clock: Clock, streams: AbstractSet[object]) -> None:
+        self._background, self._clock, self._streams = background, clock, streams
+        self.backends: list[Backend] = []
+
+    def add(self, gone: Sequence[Backend]) -> None:
+        """Close them, in the background, once the streams that are open now have ended."""
+        if gone:
+            self.backends += gone
+            self._later(gone, set(self._streams))
+
+    def _later(self, gone: Sequence[Backend], streams: AbstractSet[object]) -> None:
+        async def close() -> None:
+            if streams & self._streams:
+                self._later(gone, streams)
+                return
+            for backend in gone:
+                self.backends.remove(backend)
+                await close_backend(backend)
+
+        self._background.at(self._clock.time() + RETIRE_S, ("retire", id(gone)), close)
 
 
 class FileWatch:
