@@ -137,6 +137,15 @@ def test_a_backend_that_was_slow_is_tried_again_and_believed_again() -> None:
     assert (said.answers, said.measured) == (1, False)
 
 
+def test_a_backend_that_keeps_a_limit_keeps_it_when_nobody_asked_it_for_long() -> None:
+    speeds, work = model(), Work(uncached=100, output=20)
+    for i in range(10):
+        speeds.learn(work, ttft_ms=300.0, total_ms=600.0, now=float(i))
+    for minutes in range(0, 6 * 60, 5):
+        said = speeds.speed(work, now=9.0 + 60 * minutes)
+        assert said.ttft_ms <= said.ttft_high_ms < 700  # the prior alone says 603
+
+
 def test_a_clock_that_was_set_back_does_not_keep_it_fresh() -> None:
     speeds = model()
     run(speeds, Server(30_000.0, 0.02, 8.0), 20, now=1e9)

@@ -99,9 +99,9 @@ class Learned:
             if local and own is None:
                 return assumed
             detail = assumed.detail
-            if speed.answers >= MEASURED:
+            if speed.answers >= MEASURED and own is None:
                 detail = "its last answer is too long ago"
-            elif speed.answers:
+            elif 0 < speed.answers < MEASURED:
                 detail = f"{speed.answers} of {MEASURED} answers that make a measurement"
             return Latency(
                 ttft_ms=speed.ttft_ms,
