@@ -20,7 +20,7 @@ from cachespec.engine.processors import Processing
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.sequence import Job
 from cachespec.engine.speculation import AcceptancePolicy, Choice, CostTable, Step
-from cachespec.engine.structured import Vocabulary
+from cachespec.engine.structured import GrammarError, Vocabulary
 from cachespec.engine.toolcalls import Piece, PlainText
 from cachespec.errors import BackendError, EngineStoppedError, InputError, ServerError, UnsupportedParameterError
 from cachespec.policies.acceptance import Fixed, Goodput
@@ -138,6 +138,28 @@ def test_a_grammar_that_cannot_judge_drafts_is_decoded_plainly() -> None:
     assert usage(events).drafted == 0
 
 
+class Shy(Broken):
+    """Fails for what drafts lead to."""
+
+    def start(self) -> Broken:
+        return Shy(self.method, self.error)
+
+    def masks(self, drafts: Sequence[int]) -> list[Any]:
+        if drafts:
+            raise GrammarError("too complex")
+        return super().masks(drafts)
+
+
+def test_drafts_that_lead_a_grammar_astray_are_not_looked_at() -> None:
+    grammar: Any = Shy("none", RuntimeError())
+    with running(ScriptedRuntime(says(ANSWER, after=6)), **control(GuessDrafter(right))) as engine:
+        events = read(engine.submit(job(output=50, grammar=grammar)))
+        assert engine.failure is None
+    assert text(events) == ANSWER[:50]
+    assert (usage(events).drafted or 0) > 0
+    assert usage(events).accepted == 0
+
+
 @pytest.mark.parametrize("when", ["push", "finish"])
 def test_a_parser_that_fails_fails_its_request_only(when: str) -> None:
     error = beside(job(output=50, parser=Picky(when)))
@@ -162,6 +184,19 @@ def test_rows_that_cannot_be_drawn_from_fail_their_request_only(together: bool) 
     error = beside(job(output=9, sampling=Sampling(seed=13)), runtime=Undrawable(together=together))
     assert isinstance(error, ServerError)
     assert "no such row" in str(error)
+
+
+def test_a_runtime_that_cannot_draw_at_all_ends_the_engine() -> None:
+    """That is nobody's own data, and whoever waits may go elsewhere."""
+
+    class Gone(ScriptedRuntime):
+        def draw(self, rows: Sequence[int], sampling: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+            raise RuntimeError("the device fell off")
+
+    with running(Gone(), parallel=2) as engine:
+        for sequence in [engine.submit(job()), engine.submit(job("other!"))]:
+            with pytest.raises(EngineStoppedError, match="fell off"):
+                read(sequence)
 
 
 def test_extreme_penalties_make_no_noise_and_fail_their_request_at_most() -> None:

@@ -15,7 +15,7 @@ from tests.engine.speculate import GuessDrafter, Run, generate
 
 from cachespec.engine.processors import Processing, Processor
 from cachespec.engine.sampling import Sampling
-from cachespec.engine.structured import GrammarState, Kind, Vocabulary
+from cachespec.engine.structured import GrammarError, GrammarState, Kind, Vocabulary
 from cachespec.errors import InputError, MissingDependencyError
 
 pytest.importorskip("llguidance")
@@ -173,6 +173,81 @@ def test_what_cannot_be_followed_is_refused(vocabulary: Vocabulary) -> None:
         with pytest.raises(InputError, match=says) as error:
             vocabulary.compile(kind, source)
         assert error.value.field == "response_format"
+
+
+class Exhausted:
+    """A matcher of the library that is at a limit, after so many tokens."""
+
+    def __init__(self, matcher: Any, after: int = 0) -> None:
+        self._matcher, self._left, self._deep = matcher, after, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def deep_copy(self) -> Exhausted:
+        return Exhausted(self._matcher.deep_copy(), self._left)
+
+    def is_error(self) -> bool:
+        return self._left <= 0
+
+    def is_stopped(self) -> bool:
+        return self.is_error() or bool(self._matcher.is_stopped())
+
+    def get_error(self) -> str:
+        return "lexer error: too many expressions\n<state>what the user wrote</state>"
+
+    def compute_bitmask(self) -> bytes:
+        return bytes(64) if self.is_error() else bytes(self._matcher.compute_bitmask())
+
+    def validate_tokens(self, tokens: list[int]) -> int:
+        return 0 if self.is_error() else int(self._matcher.validate_tokens(tokens))
+
+    def consume_token(self, token: int) -> bool:
+        self._left -= 1
+        return not self.is_error() and bool(self._matcher.consume_token(token))
+
+
+def test_a_matcher_at_its_limit_is_made_anew_where_the_answer_is(vocabulary: Vocabulary) -> None:
+    """What earlier answers, or drafts, made of the lexer that all states of a grammar share is no fault of this one."""
+
+    def state(after: int) -> GrammarState:
+        made = vocabulary.compile("schema", SCHEMA).start()
+        made.accept([256, ord("n"), 257])
+        made._matcher = Exhausted(made._matcher, after)
+        return made
+
+    (wanted,) = state(99).masks([])
+    assert allowed(state(0).masks([])[0]) == allowed(wanted)
+    assert not state(0).finished
+    spent = state(0)
+    assert spent.valid([ord("7")]) == 0
+    assert spent.valid([ord("7")]) == 1
+    spent = state(0)
+    spent.accept([ord("7"), 258])
+    assert allowed(spent.masks([])[0]) == allowed(_after(vocabulary, [256, ord("n"), 257, ord("7"), 258]))
+    spent = state(2)
+    with pytest.raises(GrammarError):
+        spent.masks([ord("7"), ord("7"), ord("7")])
+    assert allowed(spent.masks([])[0]) == allowed(wanted)
+    assert len(spent.masks([ord("7"), ord("7"), ord("7")])) == 4
+
+
+def _after(vocabulary: Vocabulary, tokens: Sequence[int]) -> Any:
+    state = vocabulary.compile("schema", SCHEMA).start()
+    state.accept(tokens)
+    return state.masks([])[0]
+
+
+def test_a_grammar_that_the_library_gives_up_on_says_why_in_short(vocabulary: Vocabulary) -> None:
+    grammar = vocabulary.compile("schema", SCHEMA)
+    make = grammar._make
+    grammar._make = lambda: Exhausted(make(), 2)
+    grammar.renew()
+    state = grammar.start()
+    state.accept([256])
+    with pytest.raises(GrammarError, match="too many expressions") as error:
+        state.accept([ord("n")])
+    assert "user wrote" not in str(error.value)
 
 
 def test_blanks_come_to_an_end(vocabulary: Vocabulary) -> None:

@@ -8,6 +8,7 @@ evaluate the next part of the difference, and when nothing is left of it, draw.
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from cachespec.engine.control import Outcome, Plan, SpeculationControl, Track
@@ -15,6 +16,7 @@ from cachespec.engine.costs import CostModel
 from cachespec.engine.pages import PAGE
 from cachespec.engine.processors import Adjust, Processor, log_probabilities
 from cachespec.engine.runtimes.base import Runtime, Span
+from cachespec.engine.sampling import Sampling
 from cachespec.engine.scheduling import Pace, chunk_beside, shares
 from cachespec.engine.sequence import Sequence, Verified
 from cachespec.engine.slots import Lease
@@ -193,7 +195,10 @@ class Stepper:
             for i, proposal in proposals.items():
                 try:
                     tokens[i] = verify(self._runtime, [proposal])[0]
+                except ArithmeticError as error:
+                    errors[i] = error
                 except Exception as error:  # noqa: BLE001
+                    self._probe(proposal)
                     errors[i] = error
         result = []
         for i, part in enumerate(parts):
@@ -205,6 +210,11 @@ class Stepper:
                     drawn = Drawn(part, error=error)
             result.append(drawn)
         return result
+
+    def _probe(self, proposal: Proposal) -> None:
+        """Whether the runtime can still draw at all: else it is the runtime that failed, and its exception goes on."""
+        with suppress(ArithmeticError):
+            self._runtime.draw([proposal.rows[0]], [Sampling(seed=0, temperature=0)], [proposal.position])
 
     def _proposal(self, part: Part, rows: list[int]) -> Proposal:
         sequence, drafts = part.sequence, part.drafts
