@@ -76,6 +76,8 @@ class Sessions:
 
     def __init__(self, *, most: int = MOST) -> None:
         self._most = most
+        self.changes = 0
+        """How often anything was remembered: what was resumed at one count need not be resumed again at the same."""
         self._kept: OrderedDict[tuple[str | None, str], Kept] = OrderedDict()
         self._calls: OrderedDict[tuple[str | None, str, str | None, bytes | None], str]
         self._calls = OrderedDict()  # who made a tool call: by tenant, its id, and `_places`
@@ -135,6 +137,7 @@ class Sessions:
         self, request: Request, *, backend: str, model: str, calls: Iterable[str] = (), response_id: str | None = None
     ) -> None:
         """A request was answered; `calls` are the ids of the tool calls in the answer, `response_id` the vendor's own."""
+        self.changes += 1
         session, made = request.session_id, list(calls)
         places = list(_places(session, _digest(request.messages), known=False)) if made else []
         for call in made:

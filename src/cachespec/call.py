@@ -86,12 +86,12 @@ class ClientCall:
         start: Callable[[], Awaitable[None]],
         sessions: Sessions,
     ) -> None:
-        self._ask, self._current = ask, current
+        self._ask, self._current, self._sessions = ask, current, sessions
         self._begin(current())
         self.timeout_s = self._asked.ask.timeout_s
         self._ledger, self._leases, self._learned, self._keepalives = ledger, leases, learned, keepalives
         self._telemetry, self._middleware, self._clock = telemetry, middleware, clock
-        self._ready, self._sessions = start, sessions
+        self._ready = start
         self._verdict: Verdict | None = None
         self._failures: list[Failure] = []
         self._failed: dict[str, CachespecError] = {}
@@ -104,7 +104,7 @@ class ClientCall:
 
     def _begin(self, now: Generation) -> None:
         asked = self._ask()  # raises where this generation has no such alias, and then it takes nothing up
-        self._now, self._asked = now, asked
+        self._now, self._asked, self._remembered = now, asked, self._sessions.changes
         self._decider, self._backends, self._caching = now.decider, now.backends, now.caching
 
     @property
@@ -122,7 +122,7 @@ class ClientCall:
             self._start = anyio.current_time()
         await self._ready()
         if not self._failures:
-            if (now := self._current()) is not self._now:
+            if (now := self._current()) is not self._now or self._sessions.changes != self._remembered:
                 self._begin(now)
             self._renew()
             await self._decider.refresh(self._asked)

@@ -352,6 +352,21 @@ async def test_every_report_corrects_the_token_estimate_and_the_error_is_told() 
     assert offer.tokens.to_dict()["error"] == offer.tokens.error
 
 
+@pytest.mark.anyio
+async def test_a_stream_goes_on_where_its_session_is_when_it_is_entered() -> None:
+    backends = pair(dear=calling("c1"))
+    async with Client(backends=backends, models=BOTH, policies={"routing": {"use": "sticky"}}) as client:
+        built = client.stream("More.", session_id="s", model="both")
+        first = await client.complete("Look.", session_id="s", model="dear", reasoning="high")
+        loop = client.stream(messages=results(first, "c1"), session_id="s", model="both")
+        async with built as stream:
+            assert stream.decision.chosen == "dear"
+            await stream.until_done()
+        assert [request.reasoning for request, _ in backends["dear"].requests][1] == backends["dear"].requests[0][0].reasoning
+        async with loop as stream:
+            assert codes(stream.decision, "dear")[-1] == "tool_loop"
+
+
 class Meddling:
     """A policy that hands back other offers than it was given."""
 
