@@ -38,11 +38,11 @@ from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
 from cachespec.middleware import Chain
 from cachespec.policies.budgets import accounts
 from cachespec.policies.retries import Failure, next_attempt
-from cachespec.quotes import cut_usage, estimated_cost
+from cachespec.settling import spent
 from cachespec.stream import Outcome
 from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
 from cachespec.tokens import Sizes, sizes_of
-from cachespec.usage import EXACT, Cost, Usage, exact, money_text
+from cachespec.usage import EXACT, Cost, exact, money_text
 
 # After these the vendor may have worked, and may bill, although nothing came back.
 _MAYBE_BILLED = (ConnectionFailedError, RequestTimeoutError, StreamInterruptedError)
@@ -354,7 +354,7 @@ class ClientCall:
             self._keepalives.ended(self._asked, held.sent, held.backend, self._caching, outcome)
 
     async def _book(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
-        usage, cost = self._spent(held)
+        usage, cost = spent(held.backend, held.attempt, held.assembly, held.offer.tokens, since=held.since)
         self._cost = cost
         if cost.amount is not None:
             self._asked = replace(self._asked, spent=EXACT.add(self._asked.spent, cost.amount))
@@ -387,31 +387,6 @@ class ClientCall:
                 request_id=request_id,
             )
         )
-
-    def _spent(self, held: _Open) -> tuple[Usage | None, Cost]:
-        """What the attempt used, as the vendor counted it where it did, and its price."""
-        assembly, rates = held.assembly, held.backend.rates
-        busy, usage, counted = assembly.busy_s, assembly.usage, assembly.finished is not None
-        if held.backend.capabilities.local and not counted:
-            # A local engine knows what it did for an attempt that was left, and how long it took.
-            busy = getattr(held.attempt, "busy_s", None)
-            busy = anyio.current_time() - held.since if busy is None else busy
-            usage = getattr(held.attempt, "usage", None) or usage
-            counted = usage is not None
-        if usage is not None and counted and usage.uncached is not None and usage.output is not None:
-            if rates is None:
-                return usage, Cost(amount=None, estimated=False, source=None, price_date=None)
-            return usage, rates.cost(usage, busy_s=busy, billing=assembly.billing)
-        estimate = cut_usage(held.offer.tokens, deltas=assembly.deltas, size=assembly.size)
-        if usage is not None:
-            # Counted in part (a cut after the first counts came): what is known stands, the rest is estimated.
-            estimate = Usage(
-                uncached=estimate.uncached if usage.uncached is None else usage.uncached,
-                cache_read=usage.cache_read if usage.uncached is not None else estimate.cache_read,
-                cache_write=usage.cache_write if usage.uncached is not None else estimate.cache_write,
-                output=max(usage.output or 0, estimate.output or 0),
-            )
-        return usage, estimated_cost(rates, estimate, busy_s=busy, billing=assembly.billing)
 
     def completion(self, *, ttft_ms: float | None, total_ms: float, warnings: tuple[str, ...] = ()) -> Completion:
         held, verdict = self._answered, self._verdict

@@ -1,0 +1,46 @@
+"""What an attempt used and what it cost, once it is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from cachespec.assembly import Assembly
+from cachespec.decision import TokenEstimate
+from cachespec.quotes import cut_usage, estimated_cost
+from cachespec.usage import Cost, Usage
+
+if TYPE_CHECKING:
+    from cachespec.backends.base import Attempt, Backend
+
+
+def spent(
+    backend: Backend, attempt: Attempt | None, assembly: Assembly, tokens: TokenEstimate, *, since: float
+) -> tuple[Usage | None, Cost]:
+    """What an attempt used, as the vendor counted it where it did, and its price.
+
+    `tokens` were expected; what nobody counted is estimated by them. `since`, on the event loop's clock, it was under way.
+    """
+    rates = backend.rates
+    busy, usage, counted = assembly.busy_s, assembly.usage, assembly.finished is not None
+    if backend.capabilities.local and not counted:
+        # A local engine knows what it did for an attempt that was left, and how long it took.
+        busy = getattr(attempt, "busy_s", None)
+        busy = anyio.current_time() - since if busy is None else busy
+        usage = getattr(attempt, "usage", None) or usage
+        counted = usage is not None
+    if usage is not None and counted and usage.uncached is not None and usage.output is not None:
+        if rates is None:
+            return usage, Cost(amount=None, estimated=False, source=None, price_date=None)
+        return usage, rates.cost(usage, busy_s=busy, billing=assembly.billing)
+    estimate = cut_usage(tokens, deltas=assembly.deltas, size=assembly.size)
+    if usage is not None:
+        # Counted in part (a cut after the first counts came): what is known stands, the rest is estimated.
+        estimate = Usage(
+            uncached=estimate.uncached if usage.uncached is None else usage.uncached,
+            cache_read=usage.cache_read if usage.uncached is not None else estimate.cache_read,
+            cache_write=usage.cache_write if usage.uncached is not None else estimate.cache_write,
+            output=max(usage.output or 0, estimate.output or 0),
+        )
+    return usage, estimated_cost(rates, estimate, busy_s=busy, billing=assembly.billing)
