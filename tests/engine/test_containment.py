@@ -213,7 +213,8 @@ def test_a_waiter_that_fails_counts_as_a_reader_who_left() -> None:
 
     with running(ScriptedRuntime(delay_s=0.001)) as engine:
         sequence = engine.submit(job(output=2000))
-        sequence.when_ready(waiter)
+        while not sequence.when_ready(waiter):
+            sequence.take()
         wait_until(lambda: sequence.done)
         assert engine.failure is None
     assert sequence.cancelled
@@ -428,6 +429,8 @@ def test_a_policy_that_fails_before_anything_ran_makes_no_forecast() -> None:
 # A forked process
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_process_has_no_engine() -> None:
     """Whatever lock somebody held when it was forked."""
     with running(ScriptedRuntime()) as engine:
