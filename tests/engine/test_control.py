@@ -312,11 +312,11 @@ def test_reading_the_prompt_is_no_part_of_drafting() -> None:
     assert long.plain / long.seconds > 2.0
     assert sum(n > 0 for n in long.lengths) > 0.9 * len(long.lengths)
     short = play(
-        Goodput(), table(FLAT), lambda at: 0.9, tokens=24, requests=60, draft_s=each / 20, prompt=500, read_s=each / 10
+        Goodput(), table(FLAT), lambda at: 0.9, tokens=24, requests=200, draft_s=each / 20, prompt=500, read_s=each / 10
     )
     assert short.plain / short.seconds > 0.98
-    # What nobody has seen is taken to be read as fast as the target reads, so it is not the first request that pays.
-    assert short.lengths[:24] == [0] * 24
+    tried = sum(n > 0 for n in short.lengths)
+    assert 0 < tried < 100  # the first answer finds out
 
 
 def test_forecasts_say_what_is_known() -> None:

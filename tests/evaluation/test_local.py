@@ -172,7 +172,7 @@ def test_a_model_that_cannot_go_back_has_no_drafters(folder: Path, tmp_path: Pat
 
 @model
 def test_a_draft_model_that_does_not_fit_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachespec.backends._startup._free_memory", lambda: 1000)
+    monkeypatch.setattr("cachespec.backends._drafts.free_memory", lambda: 1000)
     draft = f'draft = {{ use = "model", model = "{find_model("smollm2")}" }}\n'
     done, _ = evaluated(folder, LOCAL + draft, parse_prompts(['{"prompt": "a", "answer": "b c d"}']))
     assert list(done.evaluation.overall.drafters) == ["suffix"]
