@@ -192,7 +192,7 @@ def test_retries_move_on_at_once_then_wait_for_whoever_is_free_first() -> None:
 
 def test_a_server_that_asks_for_years_is_believed_for_an_hour() -> None:
     for_ever = RateLimitError("slow", retry_after=1.7e9)
-    assert attempt(("a", for_ever, 0.0), ("b", for_ever, 1.0)) == NextAttempt(backend="a", delay_s=3599.0)
+    assert attempt(("a", for_ever, 0.0), ("b", for_ever, 1.0), left=7200.0) == NextAttempt(backend="a", delay_s=3599.0)
     assert attempt(("a", for_ever, 0.0), ("b", for_ever, 1.0), left=60.0) is None
     step = attempt(("a", RateLimitError("slow", retry_after=float("nan")), 0.0), ("b", for_ever, 0.0))
     assert step is not None
