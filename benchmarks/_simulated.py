@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from hashlib import blake2b
@@ -31,10 +32,15 @@ START = 1_800_000_000.0
 
 
 class SimulatedClock:
-    """Unix time that goes with the event loop's own clock."""
+    """Unix time that goes with the event loop's own clock. Other threads, which see no loop, get what was last asked on it."""
+
+    def __init__(self) -> None:
+        self._last = START
 
     def time(self) -> float:
-        return START + anyio.current_time()
+        with suppress(anyio.NoEventLoopError):
+            self._last = START + anyio.current_time()
+        return self._last
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(seconds)
