@@ -72,8 +72,10 @@ class EngineAttempt:
         return self._deadline is not None and anyio.current_time() >= self._deadline
 
     def _timeout(self) -> RequestTimeoutError:
+        count = len(self.answer)
+        where = f"after {count} tokens of the answer" if count else "while the prompt was read" if self.busy_s else "in the queue"
         self._running.cancel()
-        return RequestTimeoutError("not finished within the time allowed", backend=self._backend, model=self._model)
+        return RequestTimeoutError(f"not finished within the time allowed: {where}", backend=self._backend, model=self._model)
 
     async def _wait(self) -> None:
         """Until the engine's thread has something for us, or the time is over."""
