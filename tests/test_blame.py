@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from cachespec.blame import AT_DEADLINE_S, UNMEASURED_S, of_deadline
+from cachespec.blame import AT_DEADLINE_S, UNMEASURED_S, of_data, of_deadline
 from cachespec.decision import Latency
-from cachespec.errors import BackendError, ConnectionFailedError, RequestTimeoutError
+from cachespec.errors import (
+    BackendError,
+    ConnectionFailedError,
+    ContentFilteredError,
+    OutOfPagesError,
+    RequestTimeoutError,
+    ServerError,
+    StreamInterruptedError,
+)
 
 MEASURED = Latency(ttft_ms=200.0, total_ms=900.0, evidence="measured", ttft_high_ms=800.0)
 ASSUMED = Latency(ttft_ms=200.0, total_ms=900.0, ttft_high_ms=800.0)
@@ -44,3 +52,18 @@ def test_a_reader_that_came_late_says_nothing() -> None:
 def test_what_broke_by_itself_near_a_deadline_was_not_ended_by_it() -> None:
     error: BackendError = ConnectionFailedError("reset")
     assert not of_deadline(error, latency=MEASURED, waited_s=0.01, left_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "local", "own"),
+    [
+        (ContentFilteredError("refused"), False, True),
+        (OutOfPagesError("no room"), True, True),
+        (ServerError("these parameters spoil the logits", retryable=False), True, True),
+        (ServerError("these parameters spoil the logits", retryable=False), False, False),
+        (ServerError("500", retryable=True), True, False),
+        (StreamInterruptedError("cut"), False, False),
+    ],
+)
+def test_what_a_request_holds_is_no_fault_of_its_backend(error: BackendError, local: bool, own: bool) -> None:
+    assert of_data(error, local=local) is own

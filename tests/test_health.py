@@ -29,6 +29,22 @@ def answer(health: Health, now: float = NOW) -> None:
     health.answered(health.started("a", now))
 
 
+def test_a_probe_that_is_answered_lets_others_in_before_its_end() -> None:
+    health = Health()
+    fail(health, ConnectionFailedError("refused"))
+    later = NOW + FIRST_PAUSE_S + 1
+    probe = health.started("a", later)
+    refusal = health.refusal("a", later)
+    assert refusal is not None
+    assert "trying it now" in refusal
+    health.began(health.started("a", later))  # another one says nothing
+    assert health.refusal("a", later) is not None
+    health.began(probe)
+    assert health.refusal("a", later) is None
+    health.failed(probe, StreamInterruptedError("cut"), later)
+    assert health.refusal("a", later) is None
+
+
 def test_failures_in_a_row_open_it_and_an_answer_closes_it() -> None:
     health = Health()
     for i in range(FAILURES):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cachespec.decision import Ask
-from cachespec.turns import _CLASSES, IDLE_S, MOST, PRIOR, Turns
+from cachespec.turns import _CLASSES, BESIDE_S, IDLE_S, MOST, PRIOR, Turns
 
 ASK = Ask(
     alias="main",
@@ -97,9 +97,18 @@ def test_another_backends_count_is_no_growth() -> None:
 
 def test_a_name_used_again_is_another_conversation() -> None:
     turns = Turns()
-    for _ in range(30):
-        turns.learn(ASK, backend="a", tokens=10)
+    for i in range(30):
+        turns.learn(replace(ASK, now=i * 2 * BESIDE_S), backend="a", tokens=10)
     assert turns.outlook(ASK).turns < 0.5
+
+
+def test_a_fan_out_at_the_start_is_one_conversation() -> None:
+    turns = Turns()
+    for i in range(10):
+        turns.learn(replace(ASK, now=i * 0.1), backend="a", tokens=10)
+    for i in range(1, 6):
+        turns.learn(replace(ASK, now=i * 10.0, previous_backend="a"), backend="a", tokens=10)
+    assert turns.outlook(ASK).turns > 5
 
 
 def test_requests_without_a_session_are_conversations_of_one() -> None:

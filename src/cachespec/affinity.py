@@ -13,7 +13,7 @@ the next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -83,16 +83,17 @@ class Sessions:
         self._calls = OrderedDict()  # who made a tool call: by tenant, its id, and `_places`
         self._held: OrderedDict[tuple[str | None, str], str] = OrderedDict()  # who keeps what goes by this id, by tenant
 
-    def resume(self, request: Request) -> Resumed:
+    def resume(self, request: Request, *, among: Collection[str] | None = None) -> Resumed:
         """The request as it goes on in its session. A tool loop needs none: its calls and their conversation say who made
-        them."""
+        them. `among`: the backends that there are; what the session had for one that is gone is left out."""
         kept = None if request.session_id is None else self._kept.get((request.tenant, request.session_id))
         caller = self._caller(request, known=kept is not None)
         ids = [name for fields in request.passthrough.values() for name in state_of(fields).values()]
         holder = next((held for name in ids if (held := self._held.get((request.tenant, name))) is not None), None)
         if kept is None:
             return Resumed(request=request, previous_backend=caller, tool_loop=caller is not None, holder=holder)
-        extra, passthrough = _filled(request.extra, kept.extra), _filled(request.passthrough, kept.passthrough)
+        had = {name: fields for name, fields in kept.extra.items() if among is None or name in among}
+        extra, passthrough = _filled(request.extra, had), _filled(request.passthrough, kept.passthrough)
         reasoning = kept.reasoning if request.reasoning is None else request.reasoning
         changed = [
             *_change("reasoning", kept.reasoning, reasoning),

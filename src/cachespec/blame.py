@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cachespec.decision import Latency
-from cachespec.errors import BackendError, NotFoundError, PermissionDeniedError, RequestTimeoutError
+from cachespec.errors import (
+    BackendError,
+    NotFoundError,
+    OutOfPagesError,
+    PermissionDeniedError,
+    RequestRejectedError,
+    RequestTimeoutError,
+    ServerError,
+)
 from cachespec.messages import OpaquePart, Part, ReasoningPart, ToolResultPart
 from cachespec.request import Request
 
@@ -29,6 +37,13 @@ def of_request(error: BackendError, request: Request, backend: str) -> bool:
         return False
     own = request.extra.get(backend) or any(request.passthrough.values()) or any(tool.raw for tool in request.tools)
     return bool(own) or any(isinstance(part, OpaquePart | ReasoningPart) for part in _parts(request))
+
+
+def of_data(error: BackendError, *, local: bool) -> bool:
+    """Whether an attempt failed by what the request holds: refused content, or, in an engine of our own, a computation that its
+    parameters spoil. What would fail again elsewhere, or at the next try, is no reason to keep others away."""
+    spoiled = local and isinstance(error, ServerError) and not error.retryable
+    return spoiled or isinstance(error, RequestRejectedError | OutOfPagesError)
 
 
 def of_deadline(error: BackendError, *, latency: Latency, waited_s: float, left_s: float | None) -> bool:

@@ -260,14 +260,17 @@ class Caching:
 
     # -- the store
 
-    async def restore(self, ledger: Ledger, now: float) -> None:
-        """Take up what an earlier client saved, and the secret of the keys. Raises LedgerError."""
+    async def restore(self, ledger: Ledger, now: float, *, policy_only: bool = False) -> None:
+        """Take up what an earlier client saved, and the secret of the keys; `policy_only` where everything else lives on here.
+
+        Raises LedgerError.
+        """
         self.keys.secret = self._secret or await ledger.secret(SECRET)
         if (data := await ledger.load(WARMTH)) is not None:
             self.warmth.load(data, now=now)
         if (data := await ledger.load(self._policy_name)) is not None:
             self._tell("load", lambda policy: policy.load(data))
-        if (answers := await ledger.load(LEARNED)) is not None:
+        if not policy_only and (answers := await ledger.load(LEARNED)) is not None:
             self._learned.load(answers)
         self._saved, self._told, self._save_at = self._changes, 0, now + SAVE_EVERY_S
 

@@ -64,6 +64,8 @@ class Planned:
         nothing will be."""
         if self.cache is None or self.prompt.request.cache != "auto" or self.places.tokens < self.cache.terms.minimum:
             return ()
+        if self.cache.control != "routing" and not self.spots:
+            return ()  # nothing is marked, and nothing is kept that is not
         return self.cache.terms.lifetimes
 
     @property

@@ -12,7 +12,7 @@ from cachespec.affinity import Sessions
 from cachespec.answers import parse_answer
 from cachespec.assembly import Assembly
 from cachespec.backends.base import Attempt, Backend
-from cachespec.blame import AT_DEADLINE_S, of_deadline, of_request
+from cachespec.blame import AT_DEADLINE_S, of_data, of_deadline, of_request
 from cachespec.cache_learning import Sent
 from cachespec.caching import Outcome as CacheOutcome
 from cachespec.clock import Clock
@@ -124,6 +124,8 @@ class ClientCall:
         if not self._failures:
             if (now := self._current()) is not self._now or self._sessions.changes != self._remembered:
                 self._begin(now)
+                # Its deadline runs already, as it was when the stream was made.
+                self._asked = replace(self._asked, ask=replace(self._asked.ask, timeout_s=self.timeout_s))
             self._renew()
             await self._decider.refresh(self._asked)
         verdict = await self._in_turn(self._decide(), left_s)
@@ -136,8 +138,8 @@ class ClientCall:
         backend = self._backends[decision.chosen]
         self._choose = decision.chosen
         health = self._learned.health
-        load, trial = health.load(backend.name), health.started(backend.name, asked.now)
         hold = self._hold(offer, left_s)
+        load, trial = health.load(backend.name), health.started(backend.name, asked.now)
         try:
             await self._leases.renew()  # what is under way keeps its room, also when the clock jumped
             reservation = await self._ledger.reserve(hold)
@@ -195,8 +197,11 @@ class ClientCall:
 
     def _began(self) -> None:
         """The response begins: what it writes can be read from now on."""
-        if self._open is not None and self._open.sent is not None:
-            self._caching.began(self._open.sent, self._clock.time())
+        held = self._open
+        if held is not None:
+            self._learned.health.began(held.trial)
+            if held.sent is not None:
+                self._caching.began(held.sent, self._clock.time())
 
     def _hold(self, offer: Offer, left_s: float | None) -> Hold:
         worst = Decimal(0) if offer.quote is None or offer.quote.worst is None else offer.quote.worst
@@ -267,7 +272,8 @@ class ClientCall:
         """A failed attempt costs nothing, unless the vendor counted, or may have worked before it was cut."""
         health, waited_s, latency = self._learned.health, anyio.current_time() - held.since, held.offer.latency
         if isinstance(error, BackendError) and (
-            of_request(error, self._asked.request, held.backend.name)
+            of_data(error, local=held.backend.capabilities.local)
+            or of_request(error, self._asked.request, held.backend.name)
             or of_deadline(error, latency=latency, waited_s=waited_s, left_s=left_s)
         ):
             health.left(held.trial)
@@ -289,27 +295,35 @@ class ClientCall:
     async def pause(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
 
-    async def settle(self, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
+    async def settle(
+        self, outcome: Outcome, *, ttft_ms: float | None, total_ms: float, cause: BackendError | None = None
+    ) -> None:
         held, self._open = self._open, None
         if held is None:
             return
         # Also when it was left on its way, before the backend accepted: nobody can say whether it was worked on.
-        self._took(held, outcome, ttft_ms=ttft_ms, total_ms=total_ms)
-        await self._book(held, outcome, ttft_ms=ttft_ms, total_ms=total_ms)
-        if outcome == "completed":
+        self._took(held, outcome, cause, ttft_ms=ttft_ms, total_ms=total_ms)
+        if outcome == "completed":  # also when it cannot be booked: where the conversation is now is no matter of money
             calls = [call.id for call in held.assembly.message().tool_calls]
             name, model, started = held.backend.name, held.backend.model, held.assembly.started
             answer = None if started is None else started.response_id
             self._sessions.remember(self._asked.request, backend=name, model=model, calls=calls, response_id=answer)
+        await self._book(held, outcome, ttft_ms=ttft_ms, total_ms=total_ms)
+        if outcome == "completed":
             self._keep(held)
         await self._caching.save(self._ledger, self._clock.time())
 
-    def _took(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
+    def _took(
+        self, held: _Open, outcome: Outcome, cause: BackendError | None, *, ttft_ms: float | None, total_ms: float
+    ) -> None:
         """What an answer says of its backend: that it is there, and how long it takes."""
         learned, name, now = self._learned, held.backend.name, self._clock.time()
         late = self.timeout_s is not None and anyio.current_time() > self._begun_at + self.timeout_s - AT_DEADLINE_S
         if outcome == "failed" and not late:  # after content a deadline that passed says how patient the caller was
-            learned.health.failed(held.trial, StreamInterruptedError("cut", backend=name), now)
+            if cause is not None and of_data(cause, local=held.backend.capabilities.local):
+                learned.health.left(held.trial)
+            else:
+                learned.health.failed(held.trial, StreamInterruptedError("cut", backend=name), now)
         elif outcome != "completed":
             learned.health.left(held.trial)
         else:

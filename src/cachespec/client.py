@@ -242,7 +242,7 @@ class Client:
                     await start_backend(now, name)
                 if now.caching is not before.caching:
                     await before.caching.save(self.ledger, self._clock.time(), at_once=True)
-                    await now.caching.restore(self.ledger, self._clock.time())
+                    await now.caching.restore(self.ledger, self._clock.time(), policy_only=True)
                 self._check_open()
             except BaseException:
                 for name in new:
@@ -544,7 +544,7 @@ class Client:
 
     def _ask(self, request: Request) -> Asked:
         timeout = request.timeout if request.timeout is not None else self.config.timeout
-        resumed = self._sessions.resume(self._memory.known(request))
+        resumed = self._sessions.resume(self._memory.known(request), among=self.backends)
         return self._now.decider.ask(
             resumed.request,
             now=self._clock.time(),

@@ -259,9 +259,11 @@ class Decider:
 
     def foresee(self, asked: Asked) -> Verdict:
         """`decide`, without those that a hard budget would refuse as far as is known; to send, the ledger says it."""
-        verdict = self.decide(asked)
-        refused = refused_by(asked.budgets, verdict.decision)
-        return self.decide(asked, failed=refused) if refused else verdict
+        verdict, refused = self.decide(asked), dict[str, CachespecError]()
+        while more := {n: e for n, e in refused_by(asked.budgets, verdict.decision).items() if n not in refused}:
+            refused |= more  # without these, those whom a downgrade kept out may be in again
+            verdict = self.decide(asked, failed=refused)
+        return verdict
 
     def own_now(self, verdict: Verdict) -> Latency | None:
         """`Verdict.own` as it is now: while the ledger reserved, others may have begun to wait at a local engine."""

@@ -95,6 +95,12 @@ class Health:
             breaker.probe = trial
         return trial
 
+    def began(self, trial: Trial) -> None:
+        """An attempt's answer begins: where it is the probe, others need not wait for its end."""
+        breaker = self._breakers.get(trial.backend)
+        if breaker is not None and breaker.probe is trial:
+            breaker.close()
+
     def answered(self, trial: Trial) -> None:
         """An attempt was answered to its end: the breaker closes, unless the attempt is older than what opened it."""
         breaker = self._ended(trial)

@@ -45,12 +45,14 @@ class Leases:
         now = self._clock.time()
         if now < self._next:
             return
-        self._next = math.inf
         try:
-            for reservation, (due, hold) in tuple(self._kept.items()):
-                if due <= now and reservation in self._kept:
+            for reservation in tuple(self._kept):
+                due, hold = self._kept.get(reservation, (math.inf, None))
+                if hold is not None and due <= now:
                     await self._renew(reservation, hold)
         finally:
+            # Whoever comes meanwhile finds these still due and renews them too, before it reserves: twice does no harm.
+            self._next = math.inf
             if self._kept:
                 self._plan(min(due for due, _ in self._kept.values()))
 

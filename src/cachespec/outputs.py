@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 
 from cachespec.decision import Ask
 
-PRIOR = 400.0
-"""Output tokens expected of a request about which nothing was learned."""
 BORROWED = 4.0
 """How many answers of its own a class needs before it outweighs the one above it."""
 _MEMORY = 64.0  # answers after which an old one has lost its weight: traffic changes

@@ -54,8 +54,10 @@ class Call(Protocol):
     async def pause(self, seconds: float) -> None:
         """Wait between attempts."""
 
-    async def settle(self, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
-        """Book what the open attempt used and give back the rest. A second call does nothing."""
+    async def settle(
+        self, outcome: Outcome, *, ttft_ms: float | None, total_ms: float, cause: BackendError | None = None
+    ) -> None:
+        """Book what the open attempt used and give back the rest; `cause` ended it. A second call does nothing."""
 
     def completion(self, *, ttft_ms: float | None, total_ms: float, warnings: tuple[str, ...] = ()) -> Completion:
         """What has arrived so far, priced as far as it is settled."""
@@ -296,7 +298,7 @@ class ResponseStream:
     async def _interrupt(self, why: str, cause: BackendError | None) -> None:
         await self._close()
         total = (anyio.current_time() - self._start) * 1000
-        await self._settle("failed", total)
+        await self._settle("failed", total, cause)
         partial = self._call.completion(ttft_ms=self._ttft, total_ms=total)
         self._state = "ended"
         self._error = StreamInterruptedError(
@@ -358,10 +360,10 @@ class ResponseStream:
         finally:
             await self._settle(outcome, total)
 
-    async def _settle(self, outcome: Outcome, total_ms: float) -> None:
+    async def _settle(self, outcome: Outcome, total_ms: float, cause: BackendError | None = None) -> None:
         """Book an answer that is not whole. A ledger that fails now must not hide why; its reservation stays and counts."""
         try:
-            await self._call.settle(outcome, ttft_ms=self._ttft, total_ms=total_ms)
+            await self._call.settle(outcome, ttft_ms=self._ttft, total_ms=total_ms, cause=cause)
         except LedgerError as failure:
             logging.getLogger("cachespec").warning("a request that ended early could not be settled: %s", failure)
 

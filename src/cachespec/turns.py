@@ -21,6 +21,8 @@ PRIOR = 4.0
 """Turns expected to follow in a session about which nothing was learned. A request without a session has none until seen."""
 IDLE_S = 600.0
 """After so long a silence a conversation is taken to have ended. One that goes on nevertheless is put right."""
+BESIDE_S = 60.0
+"""First requests of one session that begin within so long of each other are one conversation that fans out."""
 MOST = 50.0
 _BORROWED = 1.0  # conversations that ended which a class needs before it outweighs the one above it
 _BORROWED_TURNS = 4.0  # the same for how soon turns come and what they add, in turns
@@ -103,7 +105,7 @@ class Turns:
         idle = self._idle.pop(name, None)
         before = self._open.pop(name, None) or idle
         if not followed:
-            if before is not None and idle is None:
+            if before is not None and idle is None and ask.now - before.at > BESIDE_S:
                 self._count(before.keys, went_on=0.0, ended=1.0)  # the name is used again for another one
             self._count(keys, went_on=0.0, ended=0.0)
         else:

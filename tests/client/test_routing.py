@@ -432,3 +432,15 @@ async def test_a_policy_that_empties_its_list_has_left_them_out() -> None:
     async with Client(backends=pair(), models=BOTH, policies={"routing": Meddling(emptied)}) as client:
         decision = client.plan("Hi")
         assert [codes(decision, name) for name in ("cheap", "dear")] == [["rule"], ["rule"]]
+
+
+def test_turns_to_come_pay_for_everything_where_nothing_is_cached() -> None:
+    def ahead(policy: str) -> Decimal:
+        claude = {"use": "anthropic", "model": "claude-sonnet-4-5", "api_key": "k"}
+        client = Client(backends={"claude": claude}, policies={"caching": {"use": policy}})
+        quote = client.plan("Hi", system="word " * 20_000, session_id="s", max_output_tokens=10).candidates[0].quote
+        assert quote is not None
+        assert quote.ahead is not None
+        return quote.ahead
+
+    assert ahead("off") > 4 * ahead("expected-cost")

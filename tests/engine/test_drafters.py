@@ -285,6 +285,36 @@ def test_a_draft_model_keeps_its_kv_in_step() -> None:
     assert runtime.evaluated - before < 90  # a request that shares the beginning takes the sequence over
 
 
+def test_a_draft_model_that_breaks_at_one_request_drafts_on_for_others() -> None:
+    class Broken(MarkovRuntime):
+        def draw(self, rows: Sequence[int], sampling: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+            if any(how.seed == 666 for how in sampling):
+                raise ArithmeticError("no law")
+            return super().draw(rows, sampling, positions)
+
+    row = random_logits(VOCAB, seed=4)
+    drafter = ModelDrafter(Broken(row, VOCAB), MarkovRuntime(row, VOCAB), min_probability=0)
+    bad = drafter.open([1, 2, 3], sampling=Sampling(seed=666), namespace=NS)
+    assert drafter.propose([bad], [4])[0].tokens == ()
+    assert not drafter.prospects([bad], 4)[0].pending
+    drafter.accept(bad, [5])
+    good = drafter.open([1, 2, 3], sampling=GREEDY, namespace=NS)
+    assert len(drafter.propose([good], [4])[0].tokens) == 4
+    for track in (bad, good):
+        drafter.close(track, learn=False)
+    assert drafter.stats()["tracks"] == 0
+    drafter.stop()
+
+
+def test_the_coldest_temperature_is_a_probability_still() -> None:
+    row = random_logits(VOCAB, seed=4)
+    drafter = ModelDrafter(MarkovRuntime(row, VOCAB), MarkovRuntime(row, VOCAB))
+    track = drafter.open([1, 2, 3], sampling=Sampling(seed=1, temperature=5e-324), namespace=None)
+    assert drafter.propose([track], [2])[0].confidence[:1] == (1.0,)
+    drafter.close(track, learn=False)
+    drafter.stop()
+
+
 def test_a_long_prompt_is_caught_up_with_one_call_a_step() -> None:
     row = random_logits(VOCAB, seed=4)
     runtime = MarkovRuntime(row, VOCAB, width=32)

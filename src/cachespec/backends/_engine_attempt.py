@@ -56,8 +56,8 @@ class EngineAttempt:
             await anyio.lowlevel.checkpoint()
             ended = running.done
             events = running.take()
-            if (events or not ended) and self._late:
-                raise self._timeout()
+            if self._late and (not ended or (events and running.error is not None)):
+                raise self._timeout()  # an answer that is whole by now is handed out all the same
             if events:
                 first, self._first = self._first, []
                 return [*first, *events]
@@ -72,8 +72,8 @@ class EngineAttempt:
         return self._deadline is not None and anyio.current_time() >= self._deadline
 
     def _timeout(self) -> RequestTimeoutError:
-        count = len(self.answer)
-        where = f"after {count} tokens of the answer" if count else "while the prompt was read" if self.busy_s else "in the queue"
+        count, before = len(self.answer), "while the prompt was read" if self.busy_s else "in the queue"
+        where = f"after {count} tokens of the answer" if count else before
         self._running.cancel()
         return RequestTimeoutError(f"not finished within the time allowed: {where}", backend=self._backend, model=self._model)
 

@@ -90,6 +90,12 @@ class ModelDrafter:
         except OutOfPagesError:  # what was drafted until then is as good as any; there is room again next time
             for slot in self._free:
                 self._cut(slot, 0)
+        except ArithmeticError:  # the draft model's row is no law, for this prompt: it says nothing of others
+            for track in (tracks[i] for i in wanted):
+                if (held := track.slot) is not None:
+                    self._cut(held, 0)
+                    self._free.append(held)
+                    track.slot = None
         return [Draft(source=self.name, tokens=tuple(t), confidence=tuple(c)) for t, c in drafts]
 
     def _catch_up(self, tracks: Sequence[ModelTrack], numbers: Sequence[int]) -> dict[int, list[int]]:
@@ -158,7 +164,8 @@ class ModelDrafter:
             return [1.0] * len(drawn)
         result = []
         for row, token, how in zip(self._runtime.rows(rows), drawn, sampling, strict=True):
-            logits = (row - row.max()) / (how.temperature or 1.0)
+            with np.errstate(over="ignore"):  # at the coldest temperatures all but the best are infinitely far away
+                logits = (row.astype(np.float64) - float(row.max())) / (how.temperature or 1.0)
             result.append(float(np.exp(logits[token]) / np.exp(logits).sum()))
         return result
 
