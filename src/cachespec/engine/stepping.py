@@ -29,7 +29,7 @@ from cachespec.events import DraftVerified, Event, TokenLogprob
 class Part:
     """One sequence's part in a step. `plan` is there for a sequence that decodes, and only then may there be drafts.
 
-    `before` is how many tokens it had.
+    `before` is how many tokens it had. `unfollowed`: its drafts were not looked at, since the grammar broke on their way.
     """
 
     sequence: Sequence
@@ -38,6 +38,7 @@ class Part:
     draws: bool
     track: Track | None = None
     plan: Plan | None = None
+    unfollowed: bool = False
     before: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -225,7 +226,7 @@ class Stepper:
             except GrammarError:
                 if not drafts:
                     raise
-                drafts, rows = (), rows[:1]  # what drafts would lead to is no fault of the answer
+                drafts, rows, part.unfollowed = (), rows[:1], True  # what drafts would lead to is no fault of the answer
                 adjusts = processor.adjusts(())
         return Proposal(
             position=len(sequence.tokens), drafts=drafts, rows=rows, sampling=sequence.job.sampling, adjusts=adjusts
@@ -296,7 +297,7 @@ class Stepper:
             tokens = sum(part.count for part, _ in known)
             control.settle(
                 [part.track for part, _ in known if part.track is not None],
-                [part.plan for part, _ in known if part.plan is not None],
+                [_judged(part) for part, _ in known],
                 [Outcome(settled.accepted, _emitted(part, settled)) for part, settled in known],
                 self._without_prefill(seconds, len(known), tokens, everything - tokens, len(drawn)),
             )
@@ -341,6 +342,13 @@ def _emitted(part: Part, settled: Settled) -> List[int]:
     """The tokens that a step added to the answer; an end token is none of them, nor is what a stop string took back."""
     tokens, prompt = part.sequence.tokens, len(part.sequence.job.prompt)
     return tokens[part.before : prompt + part.sequence.text.tokens]
+
+
+def _judged(part: Part) -> Plan:
+    """What a drafter is judged by: drafts that nobody looked at were not wrong."""
+    plan = part.plan
+    assert plan is not None  # noqa: S101 - the caller chose those that have one
+    return replace(plan, draft=plan.draft.first(0)) if part.unfollowed else plan
 
 
 def _valid(sequence: Sequence, drafts: List[int]) -> int:
