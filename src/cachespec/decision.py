@@ -67,7 +67,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a policy may know of a request. `timeout_s` is what is left of its deadline; `now` is Unix time, seconds.
+    """What a policy may know of a request. `timeout_s` is the time it has for everything; `now` is Unix time, seconds.
 
     `previous_backend` answered the session (or made the tool calls that are answered) before; `tool_loop`: the newest message
     holds results of tools that `previous_backend` called; `held_by`: the backend that keeps state this request names. `draw`

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 from cachespec.engine.contained import ContainedDrafter, ContainedPolicy, Fault
 from cachespec.engine.costs import CostModel
-from cachespec.engine.drafters.base import Draft, Drafter
+from cachespec.engine.drafters.base import MUCH_BEHIND, Draft, Drafter
 from cachespec.engine.estimates import DrafterEstimate, RequestEstimate
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.speculation import AcceptancePolicy, Candidate, Choice, CostTable, Step
@@ -38,7 +38,6 @@ ANCHOR_EVERY: Final = 600
 """Steps with drafts after which a few plain ones tell again what drafts are compared with: half a percent of them."""
 _START, _MOST = 0.5, 3.0  # credit of a request at its start, and at most, in tokens decoded plainly
 _READS: Final = 0.1  # of the target's time for a token, in the widest call that was measured, that a draft model reads one in
-_MUCH: Final = 16  # tokens that a drafter must be behind for reading them to count by itself
 _SAVED_PROBES = 4.0  # probe time that is kept at most, in steps of plain decoding
 
 
@@ -296,7 +295,7 @@ class SpeculationControl:
 
     def _setup_s(self, hint: Draft) -> float:
         """What reading takes before the first token is drafted; until that was seen, rather too little, so that it will be."""
-        if not hint.pending or hint.behind < _MUCH or self._costs is None:
+        if not hint.pending or hint.behind < MUCH_BEHIND or self._costs is None:
             return 0.0
         each = self._read_s.get(hint.source)
         if each is None:
@@ -325,10 +324,10 @@ class SpeculationControl:
     ) -> None:
         """What a drafted token takes, and one that a draft model has to read before it can draft."""
         count, name, drafter = sum(len(draft.tokens) for draft in made), hints[computed[0]].source, self._drafter
-        if drafter is not None and any(hints[i].behind >= _MUCH for i in computed):
+        if drafter is not None and any(hints[i].behind >= MUCH_BEHIND for i in computed):
             after = drafter.prospects([tracks[i].inner for i in computed], self._policy.max_length)
             read = sum(hints[i].behind - hint.behind for i, hint in zip(computed, after, strict=True) if hint.pending)
-            if read >= _MUCH:
+            if read >= MUCH_BEHIND:
                 each = max(took - count * self._draft_s.get(name, took / (read + count)), 0.0) / read
                 self._read_s[name] = 0.8 * self._read_s.get(name, each) + 0.2 * each
             return

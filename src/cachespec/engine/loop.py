@@ -319,6 +319,7 @@ class Engine:
                 return False
             with self._condition:
                 self._waiting.remove(sequence)
+            self._stepper.end(sequence, learn=False)
             sequence.end([], OutOfPagesError(f"no room for {len(sequence.tokens)} tokens", backend=self._name))
             return True
         sequence.lease, sequence.paused_at = lease, None

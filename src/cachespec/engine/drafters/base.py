@@ -22,6 +22,9 @@ from typing import Protocol, TypeVar
 
 from cachespec.engine.sampling import Sampling
 
+MUCH_BEHIND = 16
+"""Tokens that a drafter must be behind for reading them to take a time of its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cachespec.annotations import Share
-from cachespec.engine.drafters.base import Draft, Drafter
+from cachespec.engine.drafters.base import MUCH_BEHIND, Draft, Drafter
 from cachespec.engine.drafters.limits import check_option
 from cachespec.engine.sampling import Sampling
 from cachespec.errors import InputError
-
-_MUCH = 16
-"""Tokens that the second must be behind for reading them to take its time."""
 
 
 class HybridDrafter:
@@ -59,7 +56,7 @@ class HybridDrafter:
     @staticmethod
     def _rather(second: Draft, first: Draft) -> bool:
         """Whether the second's guess is to be had rather than one that the first is not sure of."""
-        return bool(second.tokens) or (second.pending and not (first.tokens and second.behind >= _MUCH))
+        return bool(second.tokens) or (second.pending and not (first.tokens and second.behind >= MUCH_BEHIND))
 
     def _takes(self, draft: Draft) -> bool:
         return bool(draft.confidence) and draft.confidence[0] >= self._confidence
