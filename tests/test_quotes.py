@@ -34,9 +34,8 @@ def tokens(fresh: int = 1_000, read: int = 0) -> TokenEstimate:
 
 def priced(outlook: Outlook, kept: tuple[Lifetime, ...]) -> Quote:
     estimate = Estimate(tokens=tokens(), belief=Belief(state="cold"), latency=LATENCY)
-    made = quote(
-        hosted_rates(None, "m", prices=PRICES), estimate, tokens(), LATENCY, at_most_s=None, outlook=outlook, kept=kept
-    )
+    rates = hosted_rates(None, "m", prices=PRICES)
+    made = quote(rates, estimate, tokens(), LATENCY, at_most_s=None, outlook=outlook, kept=kept, read=0.1)
     assert made is not None
     return made
 

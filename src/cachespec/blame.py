@@ -11,12 +11,11 @@ from cachespec.decision import Latency
 from cachespec.errors import (
     BackendError,
     NotFoundError,
-    OutOfPagesError,
     PermissionDeniedError,
-    RequestRejectedError,
     RequestTimeoutError,
     ServerError,
 )
+from cachespec.health import NOT_ITS_FAULT
 from cachespec.messages import OpaquePart, Part, ReasoningPart, ToolResultPart
 from cachespec.request import Request
 
@@ -43,7 +42,7 @@ def of_data(error: BackendError, *, local: bool) -> bool:
     """Whether an attempt failed by what the request holds: refused content, or, in an engine of our own, a computation that its
     parameters spoil. What would fail again elsewhere, or at the next try, is no reason to keep others away."""
     spoiled = local and isinstance(error, ServerError) and not error.retryable
-    return spoiled or isinstance(error, RequestRejectedError | OutOfPagesError)
+    return spoiled or isinstance(error, NOT_ITS_FAULT)
 
 
 def of_deadline(error: BackendError, *, latency: Latency, waited_s: float, left_s: float | None) -> bool:

@@ -266,12 +266,13 @@ class Caching:
         Raises LedgerError.
         """
         self.keys.secret = self._secret or await ledger.secret(SECRET)
-        if (data := await ledger.load(WARMTH)) is not None:
-            self.warmth.load(data, now=now)
         if (data := await ledger.load(self._policy_name)) is not None:
             self._tell("load", lambda policy: policy.load(data))
-        if not policy_only and (answers := await ledger.load(LEARNED)) is not None:
-            self._learned.load(answers)
+        if not policy_only:
+            if (warm := await ledger.load(WARMTH)) is not None:
+                self.warmth.load(warm, now=now)
+            if (answers := await ledger.load(LEARNED)) is not None:
+                self._learned.load(answers)
         self._saved, self._told, self._save_at = self._changes, 0, now + SAVE_EVERY_S
 
     @property

@@ -374,6 +374,7 @@ class Decider:
             busy_s=busy,
             outlook=outlook,
             kept=_KEPT if capabilities.local else planned.lifetimes,
+            read=0.0 if planned.cache is None else planned.cache.terms.read,
         )
         over = over_budget(backend, asked.budgets, priced, estimate.unbounded, asked.spent)
         if over is not None:

@@ -27,7 +27,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 LONGEST_ASKED_S = 3600.0
 """A server that says when it will be back is believed up to an hour: one request then sees whether it meant it."""
 _AT_ONCE = (AuthenticationError, PermissionDeniedError, NotFoundError, ConnectionFailedError, EngineStoppedError)
-_NOT_ITS_FAULT = (RequestRejectedError, OutOfPagesError)
+NOT_ITS_FAULT = (RequestRejectedError, OutOfPagesError)
+"""What a request is refused for says nothing of who refuses it."""
 
 
 @dataclass(slots=True)
@@ -118,7 +119,7 @@ class Health:
         that are made although it is open, further failures add nothing but what a server says of when to come back.
         """
         breaker = self._ended(trial)
-        if isinstance(error, _NOT_ITS_FAULT) or not isinstance(error, BackendError):
+        if isinstance(error, NOT_ITS_FAULT) or not isinstance(error, BackendError):
             return
         if breaker is None:
             breaker = self._breakers[trial.backend] = _Breaker()

@@ -61,13 +61,15 @@ def quote(
     busy_s: float | None = None,
     outlook: Outlook = _NOTHING_FOLLOWS,
     kept: Sequence[Lifetime] = (),
+    read: float = 1.0,
 ) -> Quote | None:
     """Expected and worst cost in USD; None when the price or the size of the input is not known, or there is no bound.
 
     `tokens` and `latency` are the estimate's with what was learned; a local engine's expected time is its latency. `at_most_s`
     is the request's deadline: whatever else happens on the machine, it cannot be busy with the request for longer, so that is
     the worst case of a price per hour. `busy_s` is the part of that time that is spent on the request itself. `outlook` is what
-    is expected to follow in the conversation; turns within the best of the lifetimes `kept` find the one before them cached.
+    is expected to follow in the conversation; turns within the best of the lifetimes `kept` find the one before them cached,
+    and read that at `read` times the price of input.
     """
     if rates is None or tokens.input is None:
         return None
@@ -89,7 +91,7 @@ def quote(
         )
     ahead = None
     if outlook.turns and expected.amount is not None:
-        each = _turn(rates, estimate, tokens, _turn_s(tokens, latency, seconds, outlook), outlook, kept)
+        each = _turn(rates, estimate, tokens, _turn_s(tokens, latency, seconds, outlook), outlook, kept, read)
         ahead = None if each is None else EXACT.multiply(each, Decimal(repr(round(outlook.turns, 3))))
     return Quote(
         expected=expected.amount,
@@ -108,6 +110,7 @@ def _turn(
     busy_s: float | None,
     outlook: Outlook,
     kept: Sequence[Lifetime],
+    read: float,
 ) -> Decimal | None:
     """What a further turn is expected to cost, in the mean over all of them, with the lifetime that makes it cheapest,
     or with none.
@@ -118,15 +121,17 @@ def _turn(
     answer = tokens.output_expected or 0
     growth = _growth(tokens, outlook)
     before = (tokens.input or 0) + round(growth * max(outlook.turns - 1.0, 0.0) / 2)
-    known = []
-    for lifetime in (*kept, None):
-        read = 0 if lifetime is None else round(before * outlook.within(lifetime.seconds))
-        new = before - read + round(growth)
-        # Where a vendor caches by itself, what it keeps is plain input.
-        written = {lifetime.name: new} if lifetime is not None and lifetime.name in WRITE_TTLS and new else {}
-        usage = Usage(uncached=0 if written else new, cache_read=read, cache_write=written, output=answer)
-        known.append(rates.cost(usage, busy_s=busy_s, billing=estimate.billing).amount)
-    return min((amount for amount in known if amount is not None), default=None)
+    added = round(growth)
+    best, found, least = "", 0, float(before + added)
+    for lifetime in kept:
+        there = round(before * outlook.within(lifetime.seconds))
+        weight = there * read + (before - there + added) * lifetime.write
+        if weight < least:
+            best, found, least = lifetime.name, there, weight
+    new = before - found + added
+    written = {best: new} if best in WRITE_TTLS and new else {}  # where a vendor caches by itself, that is plain input
+    usage = Usage(uncached=0 if written else new, cache_read=found, cache_write=written, output=answer)
+    return rates.cost(usage, busy_s=busy_s, billing=estimate.billing).amount
 
 
 def _growth(tokens: TokenEstimate, outlook: Outlook) -> float:
