@@ -15,6 +15,7 @@ from tests.backends.hosted_support import WEATHER, ask, calls_of, finish_of, rea
 from tests.wire.frames import CALLS, Api, answer, expected_usage
 from tests.wire.server import WireServer
 
+from cachespec.backends import _http
 from cachespec.backends._hosted import HostedBackend
 from cachespec.backends._http import HttpClient
 from cachespec.backends._transport import retry_after, status_error
@@ -418,7 +419,42 @@ async def test_a_new_connection_that_breaks_is_not_retried(api: Api, wire_server
 
 
 @pytest.mark.anyio
-async def test_pauses_around_the_servers_keep_alive_lose_nothing(wire_server: WireServer) -> None:
+async def test_the_second_time_goes_by_no_connection_that_idled_until_now() -> None:
+    """A server that is closing its idle connections, each as the next request comes: one new connection, not one try each."""
+    requests: list[int] = []
+
+    async def serve(stream: anyio.abc.ByteStream) -> None:
+        async with stream:
+            for turn in range(2):
+                try:
+                    head = await stream.receive()
+                except (anyio.EndOfStream, anyio.BrokenResourceError):
+                    return
+                assert head.startswith(b"GET ")
+                requests.append(turn)
+                if turn == 0:
+                    await anyio.sleep(0.2)  # so that the first ones take a connection each
+                    await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.listeners[0].extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610 - not Django
+    async with anyio.create_task_group() as group, HttpClient() as http:
+        group.start_soon(listener.serve, serve)
+        async with anyio.create_task_group() as first:
+            for _ in range(5):
+                first.start_soon(http.get, f"http://127.0.0.1:{port}/")
+        assert requests == [0] * 5
+        assert (await http.get(f"http://127.0.0.1:{port}/")).is_success
+        assert requests == [0] * 5 + [1, 0]
+        group.cancel_scope.cancel()
+    await listener.aclose()
+
+
+@pytest.mark.anyio
+async def test_pauses_around_the_servers_keep_alive_lose_nothing(
+    wire_server: WireServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_http, "STALE_S", 5.0)  # on a busy machine 0.2 s can pass between a request and its hearing nothing
     wire_server.keep_alive = 0.5
     backend = build("chat", wire_server, "ok-2")
     await backend.start()

@@ -34,18 +34,25 @@ class HttpClient(httpx2.AsyncClient):
         # Of the encodings, those that `_plain` reads.
         super().__init__(limits=limits, follow_redirects=False, headers={"accept-encoding": "gzip, deflate"})
         # httpx2 has no argument for httpcore2's network. Where it hides it elsewhere one day, nothing is sent again.
+        self._networks: list[_Network] = []
         for transport in (self._transport, *self._mounts.values()):
             pool = getattr(transport, "_pool", None)
             if isinstance(network := getattr(pool, "_network_backend", None), httpcore2.AsyncNetworkBackend):
                 pool._network_backend = _Network(network)  # type: ignore[union-attr]
+                self._networks.append(pool._network_backend)  # type: ignore[union-attr]
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send, and once more where a reused connection turned out to be closed (see `_ClosedUnheard`)."""
+        """Send, and once more where a reused connection turned out to be closed (see `_ClosedUnheard`).
+
+        The second time goes by no connection that idled until now, for the server may be closing those just so.
+        """
         try:
             response = await super().send(request, **options)
         except httpx2.ReadError as error:
             if not isinstance(error.__cause__, _ClosedUnheard):
                 raise
+            for network in self._networks:
+                network.trusted_since = time.monotonic()
             response = await super().send(request, **options)
         return response if response.is_success else await _error_read(response)
 
@@ -103,16 +110,20 @@ class _ClosedUnheard(httpcore2.ReadError):
 
 
 class _Network(httpcore2.AsyncNetworkBackend):
-    """Connections that know what they heard."""
+    """Connections that know what they heard.
+
+    trusted_since: a connection that heard nothing since then is not used again (a reading of `time.monotonic`).
+    """
 
     def __init__(self, network: httpcore2.AsyncNetworkBackend) -> None:
         self._network = network
+        self.trusted_since = 0.0
 
     async def connect_tcp(self, *args: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
-        return _Stream(await self._network.connect_tcp(*args, **options))
+        return _Stream(await self._network.connect_tcp(*args, **options), self)
 
     async def connect_unix_socket(self, *args: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
-        return _Stream(await self._network.connect_unix_socket(*args, **options))
+        return _Stream(await self._network.connect_unix_socket(*args, **options), self)
 
     async def sleep(self, seconds: float) -> None:
         await self._network.sleep(seconds)
@@ -121,9 +132,10 @@ class _Network(httpcore2.AsyncNetworkBackend):
 class _Stream(httpcore2.AsyncNetworkStream):
     """One connection. A read that ends it tells whether anything came back since the last write."""
 
-    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: httpcore2.AsyncNetworkStream, network: _Network) -> None:
+        self._stream, self._network = stream, network
         self._served = False
+        self._heard = time.monotonic()  # when something last came
         self._unheard: float | None = None  # since when what we sent is without an answer
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -134,7 +146,7 @@ class _Stream(httpcore2.AsyncNetworkStream):
                 raise _ClosedUnheard(str(error)) from error
             raise
         if data:
-            self._served, self._unheard = True, None
+            self._served, self._unheard, self._heard = True, None, time.monotonic()
         elif self._closed_unheard():
             raise _ClosedUnheard("the server closed the connection as the request came")
         return data
@@ -153,7 +165,10 @@ class _Stream(httpcore2.AsyncNetworkStream):
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore2.AsyncNetworkStream:
-        return _Stream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+        return _Stream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._network)
 
     def get_extra_info(self, info: str) -> Any:
+        # The pool asks this of an idle connection: one with something to read was closed by the server, and is replaced.
+        if info == "is_readable" and self._heard < self._network.trusted_since:
+            return True
         return self._stream.get_extra_info(info)
