@@ -19,6 +19,7 @@ from cachespec.messages import ImagePart, Message, OpaquePart, TextPart, ToolCal
 from cachespec.prompt import Prompt, Segment
 from cachespec.recall import Seen, trace
 from cachespec.tokens import IMAGE_TOKENS, Sizes
+from cachespec.values import quick
 
 Api = Literal["messages", "responses", "chat"]
 Weights: TypeAlias = tuple[float, ...]
@@ -34,6 +35,7 @@ _MARKABLE_BLOCKS = ("document", "search_result", "image", "text")
 _SYSTEM = ("system", "developer")
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The places of a prefix. `keys` are their digests, `at` the index of each one's segment, `head` how many of them stand

@@ -12,8 +12,10 @@ from typing import overload
 
 from cachespec.caching import CacheTerms, Prefix
 from cachespec.decision import Reason
+from cachespec.values import quick
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Spot:
     """A mark on the wire: at the end of segment `index`, after `tokens` tokens and `position` blocks.
@@ -31,6 +33,7 @@ class Spot:
     callers: bool = False
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Places:
     """The prefixes of a prompt, and the segment at whose end each stands. `readable` is the deepest one that can be read,

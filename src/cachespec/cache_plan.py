@@ -25,6 +25,7 @@ from cachespec.messages import TextPart
 from cachespec.prompt import Prompt
 from cachespec.request import Request
 from cachespec.tokens import Sizes, TokenModel
+from cachespec.values import quick
 from cachespec.warmth import Entry, Warmth
 
 _SETTLED = 0.03
@@ -32,6 +33,7 @@ _SETTLED = 0.03
 _NO_PLACES = Layout((), (), (), 0, 0, Sizes(), 0, 0, 0, "")
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """A plan with what it rests on: what `cache_learning` needs once the request is sent.

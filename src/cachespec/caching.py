@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from cachespec.decision import Reason
+from cachespec.values import quick
 
 PrefixKind = Literal["tools", "system", "document", "turn", "end"]
 
@@ -63,6 +64,7 @@ class CacheTerms:
         raise KeyError(name)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warm:
     """An entry believed to be cached: its lifetime's name, when it is readable and dies (Unix seconds), how sure (0 to 1)."""
@@ -73,6 +75,7 @@ class Warm:
     sure: float = 1.0
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
     """A place where a mark may stand. `key` names the content of everything before it: equal keys are equal prefixes.
@@ -89,6 +92,7 @@ class Prefix:
     warm: Warm | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheAsk:
     """What a caching policy may know of a request before it is sent. Times are Unix seconds.
@@ -125,6 +129,7 @@ class Outcome:
     written: int | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """A mark: `index` into the ask's prefixes, and the lifetime's name."""
@@ -133,6 +138,7 @@ class Choice:
     ttl: str
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
     """What to mark, ascending, lifetimes non-increasing. `opt_out`: tell a model that writes by default to cache nothing."""

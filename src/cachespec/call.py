@@ -23,7 +23,6 @@ from cachespec.errors import (
     BudgetExceededError,
     CachespecError,
     ConnectionFailedError,
-    RequestTimeoutError,
     StreamInterruptedError,
 )
 from cachespec.events import Completion, Retrying
@@ -43,9 +42,6 @@ from cachespec.stream import Outcome
 from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
 from cachespec.tokens import Sizes, sizes_of
 from cachespec.usage import EXACT, Cost, exact, money_text
-
-# After these the vendor may have worked, and may bill, although nothing came back.
-_MAYBE_BILLED = (ConnectionFailedError, RequestTimeoutError, StreamInterruptedError)
 
 
 @dataclass(slots=True)
@@ -269,7 +265,7 @@ class ClientCall:
             error.add_note(f"earlier: {earlier.backend}: {type(earlier.error).__name__}: {earlier.error}")
 
     async def _give_back(self, held: _Open, error: CachespecError, left_s: float | None) -> None:
-        """A failed attempt costs nothing, unless the vendor counted, or may have worked before it was cut."""
+        """A failed attempt costs nothing, unless the vendor counted, or may have begun to work (`BackendError.begun`)."""
         health, waited_s, latency = self._learned.health, anyio.current_time() - held.since, held.offer.latency
         if isinstance(error, BackendError) and (
             of_data(error, local=held.backend.capabilities.local)
@@ -279,8 +275,8 @@ class ClientCall:
             health.left(held.trial)
         else:
             health.failed(held.trial, error, self._clock.time())
-        accepted = held.attempt is not None
-        if held.assembly.usage is not None or isinstance(error, _MAYBE_BILLED if accepted else RequestTimeoutError):
+        cut = isinstance(error, ConnectionFailedError) and held.attempt is not None
+        if held.assembly.usage is not None or cut or getattr(error, "begun", False):
             await self._book(held, "failed", ttft_ms=None, total_ms=waited_s * 1000)
         else:
             self._learn(held, "error")

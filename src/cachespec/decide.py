@@ -60,6 +60,7 @@ from cachespec.request import Request
 from cachespec.rules import BudgetRule, Rule
 from cachespec.tokens import sizes_of
 from cachespec.turns import Outlook
+from cachespec.values import quick
 
 PARAMETERS = ("temperature", "top_p", "top_k", "min_p", "stop", "seed", "reasoning", "tool_choice", "response_format")
 _KEPT = (Lifetime(name="kv", seconds=math.inf, write=1.0),)
@@ -81,6 +82,7 @@ class Settings:
     targets: Mapping[str, str] = field(default_factory=dict)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A request made ready once: its alias, its candidates, its prompt, and the budgets it falls under.
@@ -99,6 +101,7 @@ class Asked:
     spent: Decimal = Decimal(0)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A decision with the request as each backend will get it, and the typed error of each candidate that is out.

@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from cachespec.usage import money_text
+from cachespec.values import quick
 
 REASON_CODES = frozenset(
     {
@@ -51,6 +52,7 @@ REASON_CODES = frozenset(
 )
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why: a code from `REASON_CODES`, and a sentence for a person."""
@@ -65,6 +67,7 @@ class Reason:
         return f"{self.code}: {self.detail}" if self.detail else self.code
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """What a policy may know of a request. `timeout_s` is the time it has for everything; `now` is Unix time, seconds.
@@ -88,6 +91,7 @@ class Ask:
     draw: float = 0.0
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEstimate:
     """Tokens of a request before it is sent. None means not known.
@@ -112,6 +116,7 @@ class TokenEstimate:
         return {**{name: getattr(self, name) for name in names}, "error": self.error}
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
     """What a candidate would cost, in USD: expected, and the worst case that is reserved. None is not known.
@@ -137,6 +142,7 @@ class Quote:
         }
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
     """Expected time to first token and in total, in milliseconds, and whether anything was measured.
@@ -162,6 +168,7 @@ class Latency:
         }
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
     """What is believed cached for this prompt: how many tokens, for how long yet, and how we know."""
@@ -204,6 +211,7 @@ class Speculation:
         }
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """One candidate with everything known about it. `reasons` say why it is out, or what speaks for it."""
@@ -255,6 +263,7 @@ class Offer:
         return line
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """A cache breakpoint in a plan: `at` a segment name (``system[0]``), after `tokens` tokens, kept for `ttl`."""
@@ -267,6 +276,7 @@ class Mark:
         return {"at": self.at, "tokens": self.tokens, "ttl": self.ttl}
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How one backend will be called: the only thing that crosses from deciding to doing.
@@ -312,6 +322,7 @@ class BudgetState:
         }
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """Which backend answers and why; `candidates` stand in the order they would be tried, ineligible ones last."""

@@ -134,10 +134,13 @@ class LedgerError(CachespecError):
 class BackendError(CachespecError):
     """A backend failed. `status` is the HTTP status where there was one; `retry_after` is in seconds.
 
-    `retryable` says whether the same request may succeed later or elsewhere; a rejected request never does.
+    `retryable` says whether the same request may succeed later or elsewhere; a rejected request never does. `begun` says
+    whether the backend may have begun to work on it, and may bill it, although no answer says so: the time was over, or the
+    connection broke, after the request was sent.
     """
 
     default_retryable: ClassVar[bool] = False
+    default_begun: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -149,11 +152,13 @@ class BackendError(CachespecError):
         request_id: str | None = None,
         retry_after: float | None = None,
         retryable: bool | None = None,
+        begun: bool | None = None,
     ) -> None:
         self.message = message
         self.backend, self.model, self.status = backend, model, status
         self.request_id, self.retry_after = request_id, retry_after
         self.retryable = type(self).default_retryable if retryable is None else retryable
+        self.begun = type(self).default_begun if begun is None else begun
         facts = [f"status {status}" if status else "", f"request {request_id}" if request_id else ""]
         tail = ", ".join(f for f in facts if f)
         head = f"{backend}: " if backend else ""
@@ -194,6 +199,7 @@ class RequestTimeoutError(BackendError):
     """No answer within the time allowed: the request's deadline, or a read or connect timeout."""
 
     default_retryable = True
+    default_begun = True
 
 
 class ConnectionFailedError(BackendError):
@@ -232,6 +238,8 @@ class EngineStoppedError(BackendError):
 
 class StreamInterruptedError(BackendError):
     """The stream ended, after content, without its protocol's terminal event. `partial` is what arrived."""
+
+    default_begun = True
 
     def __init__(
         self,

@@ -22,7 +22,8 @@ from cachespec.errors import (
 )
 
 FAILURES = 3
-"""Failures in a row that open a breaker. One is enough where nothing listens, and where our key is refused."""
+"""Failures in a row that open a breaker. One is enough where nothing listens, and where our key is refused; a server that took
+a request and hung up is there."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 LONGEST_ASKED_S = 3600.0
 """A server that says when it will be back is believed up to an hour: one request then sees whether it meant it."""
@@ -130,7 +131,8 @@ class Health:
                 breaker.open_until = max(breaker.open_until, now + asked)
             return
         breaker.failures += 1
-        at_once = isinstance(error, _AT_ONCE) or (asked is not None and isinstance(error, RateLimitError))
+        asked_off = asked is not None and isinstance(error, RateLimitError)
+        at_once = asked_off or (isinstance(error, _AT_ONCE) and not error.begun)
         if not (breaker.open_until or at_once or breaker.failures >= FAILURES):
             return
         pause = min(FIRST_PAUSE_S * 2.0**breaker.pauses, LONGEST_PAUSE_S)

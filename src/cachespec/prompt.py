@@ -24,6 +24,7 @@ from cachespec.messages import (
 )
 from cachespec.recall import trace
 from cachespec.request import Request
+from cachespec.values import quick
 
 SegmentKind = Literal["params", "tools", "system", "turn"]
 _SYSTEM = ("system", "developer")
@@ -31,6 +32,7 @@ _LATE: SegmentKind = "system"
 _TURN: SegmentKind = "turn"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One piece of the prefix. `value` is the part's own text, or its JSON value where it is not text.
@@ -51,6 +53,7 @@ class Segment:
         return self.value if isinstance(self.value, str) else canonical_json(self.value)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A request with its segments. `images` counts the images, which no byte count can price."""
@@ -86,6 +89,7 @@ def build_prompt(request: Request) -> Prompt:
     return Prompt(request, (first, *of_tools, *of_system, *of_messages), end.size, end.images)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class _Link:
     """Where the chain is: the hash and size of all segments so far, the images in them, and the numbers of what comes next."""

@@ -35,6 +35,7 @@ from cachespec.messages import Message, MessageInput, SystemInput, TextPart, Too
 from cachespec.messages_parse import parse_messages, parse_system
 from cachespec.recall import Recall
 from cachespec.tools_parse import parse_tools
+from cachespec.values import quick
 
 __all__ = ["CacheMode", "Reasoning", "Request", "ResponseFormat", "ToolChoice", "build_request"]
 
@@ -43,6 +44,7 @@ CacheMode: TypeAlias = Literal["auto", "off", "no-write"]
 _SEED_LOW, _SEED_HIGH = -(2**63), 2**63 - 1
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A validated request. None means the caller did not say. `timeout` is seconds for all attempts together.

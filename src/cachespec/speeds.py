@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cachespec.values import quick
+
 STALE_S = 900.0
 """Seconds after which half of what was learned is doubted."""
 FORGOTTEN_S = 4 * STALE_S
@@ -43,6 +45,7 @@ MEASURED = 3
 """Answers after which an estimate counts as measured."""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What a backend has to do for a request: tokens to prefill, to read from a cache, to produce; and its company.
@@ -58,6 +61,7 @@ class Work:
     own_rest_ms: float = 0.0
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     """Expected milliseconds, and those that `HIGH` of the answers keep; `answers` is how many taught it.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cachespec.prompt import Segment
+from cachespec.values import quick
 
 PRIOR = (0.25, 0.30, 0.24, 0.28, 4.0)
 """Tokens for a character of text, a byte beyond that, a byte of a tool's JSON, of other JSON, and for a piece."""
@@ -32,6 +33,7 @@ IMAGE_TOKENS = 1_000
 """What an image is taken to hold: vendors count them by size and detail, which no byte says."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What a prompt, or a part of it, is made of: the five quantities that `PRIOR` weighs, and images."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from cachespec.errors import InputError
 from cachespec.shown import shown
+from cachespec.values import quick
 
 MOST_TOKENS = 2**53 - 1
 """A larger count is not believed: beyond this JSON's numbers stop being exact."""
@@ -59,6 +60,7 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Tokens of one request. The three input buckets are disjoint: uncached + cache_read + writes = `input_tokens`.
@@ -122,6 +124,7 @@ class Usage:
         }
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """What a request cost, or would cost. `amount` is USD, exact; None when the price is not known.

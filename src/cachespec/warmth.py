@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from cachespec.values import quick
+
 MOST = 100_000
 _PACKED = struct.Struct("<BBfIdd")  # lifetime's code, exact, sure, tokens, ready_at, expires_at
 _SCOPE, _KEY = 8, 16
@@ -27,6 +29,7 @@ _AHEAD_S = 60.0
 _LIFETIMES = 64  # names in a dump: the vendors have half a dozen
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A prefix believed cached. Times are Unix seconds; `sure` is 0 to 1; `exact`: the vendor counted its tokens."""

@@ -19,6 +19,7 @@ from cachespec.backends._profile import Profile
 from cachespec.messages import ImagePart, Message, OpaquePart, Tool, ToolResultPart
 from cachespec.prompt import Prompt
 from cachespec.recall import trace
+from cachespec.values import quick
 
 # Tokens that a vendor adds at most: once, around each piece of the prompt, each function, each tool that it knows itself
 # (their instructions), and for a picture at the finest detail (10,000 patches and more).
@@ -44,6 +45,7 @@ _OWN_HANDS = ("bash_", "text_editor_", "memory_", "computer_")  # Anthropic's to
 _OWN_TOOLS = ("function", "custom", "local_shell", "apply_patch", "computer", "computer_use_preview")  # OpenAI's
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """`input` and `output` tokens at most, and `unknown`: why one of them has no bound, then `input` is None."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from cachespec.backends._profile import Profile
 from cachespec.errors import InputError
 from cachespec.request import Request
+from cachespec.values import quick
 
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 """Every name that a protocol, or a server of its own mind, has for the greatest number of output tokens."""
@@ -25,6 +26,7 @@ _OURS: Mapping[str, str] = {
 }
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
     """The fields that are merged (`passed`) and that replace (`extra`), and what was left out, for a person."""

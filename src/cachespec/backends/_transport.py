@@ -31,6 +31,11 @@ from cachespec.errors import (
 from cachespec.events import Event, Finished
 
 _UNIX_S = 1e9  # Unix time in 2001, and a duration of 31 years
+_NOT_SENT = (
+    *(httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError),
+    *(httpx2.UnsupportedProtocol, httpx2.LocalProtocolError, httpx2.InvalidURL),
+)
+"""What fails before a request is on its way. All else leaves open whether the server took it up."""
 CLOSE_S = 0.1
 """How long closing, and waiting for the last bytes after the protocol's last word, may take."""
 
@@ -131,13 +136,13 @@ def transport_error(
     error: Exception, *, backend: str, model: str, request_id: str | None = None, where: str = ""
 ) -> BackendError:
     """A failure below the protocol: a timeout, no connection, a broken one, or bytes that no HTTP server may send."""
-    facts: dict[str, Any] = {"backend": backend, "model": model, "request_id": request_id}
+    begun = not isinstance(error, _NOT_SENT)
+    facts: dict[str, Any] = {"backend": backend, "model": model, "request_id": request_id, "begun": begun}
     if isinstance(error, httpx2.TimeoutException):
-        connecting = isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout)
-        return RequestTimeoutError(f"no {'connection' if connecting else 'byte over the connection'}{where} in time", **facts)
+        return RequestTimeoutError(f"no {'byte over the connection' if begun else 'connection'}{where} in time", **facts)
     if isinstance(error, httpx2.DecodingError):
         return ServerError(f"the answer's encoding is broken: {error}", **facts)
-    what = f"no connection{where}" if isinstance(error, httpx2.ConnectError) else f"the connection{where} broke"
+    what = f"the connection{where} broke" if begun else f"no connection{where}"
     return ConnectionFailedError(f"{what}: {str(error) or type(error).__name__}", **facts)
 
 

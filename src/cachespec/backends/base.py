@@ -18,6 +18,7 @@ from cachespec.pricing import Rates
 from cachespec.prompt import Prompt
 from cachespec.request import Request
 from cachespec.usage import Usage
+from cachespec.values import quick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class Wire:
     body: str
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A backend's view of a prompt, without I/O: tokens, what is cached, how long it takes, what it would draft.

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from cachespec.caching import CacheTerms, Choice, Lifetime, Prefix
 from cachespec.reuse import Outlook
+from cachespec.values import quick
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A place where a mark would write. `chances` are, per lifetime, P(a request that shares this prefix comes within it)."""
@@ -23,6 +25,7 @@ Marks = list[tuple[Candidate, int]]
 _Path = tuple[tuple[Candidate, int], ...]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Covered:
     """Tokens that what is cached already keeps for the lifetime of this index (ascending)."""

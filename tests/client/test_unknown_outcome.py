@@ -1,0 +1,147 @@
+"""Requests of which nobody can say what became of them: sent, and then no answer. What was never sent costs nothing."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.backends.raw_server import OK, RawServer
+
+from cachespec.client import Client
+from cachespec.errors import ConnectionFailedError, RequestTimeoutError
+from cachespec.ledger.base import Entry
+from cachespec.testing import FakeClock
+
+pytestmark = pytest.mark.anyio
+PRICES = {"input": "1", "cache_read": "0.1", "output": "10"}
+BEGUN = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 1000\r\n\r\n"
+PROMPT = "word " * 200
+
+
+def table(url: str, **more: Any) -> dict[str, Any]:
+    shared: dict[str, Any] = {"use": "openai", "api": "chat", "model": "m", "prices": PRICES, "api_key": "k"}
+    return {**shared, "base_url": f"{url}/v1", **more}
+
+
+def client_of(tmp_path: Path, urls: list[str], *, clock: FakeClock | None = None, attempts: int = 1) -> Client:
+    names = [f"b{i}" for i in range(len(urls))]
+    return Client(
+        backends={n: table(url) for n, url in zip(names, urls, strict=True)},
+        models={"both": names},
+        model="both",
+        ledger={"use": "sqlite", "path": str(tmp_path / "ledger.db")},
+        policies={"retries": {"attempts": attempts}, "routing": {"use": "pinned", "backend": "b0"}},
+        clock=clock,
+    )
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def hang_up(connection: socket.socket, n: int) -> object:
+    return None
+
+
+def cut_early(connection: socket.socket, n: int) -> object:
+    return connection.sendall(BEGUN)
+
+
+def stall(connection: socket.socket, n: int) -> object:
+    time.sleep(1)
+    return None
+
+
+async def booked(
+    tmp_path: Path, handler: Callable[[socket.socket, int], object], error: type[Exception], timeout: float = 20.0
+) -> list[Entry]:
+    with RawServer(handler) as server:
+        async with client_of(tmp_path, [server.url]) as client:
+            with pytest.raises(error):
+                await client.complete(PROMPT, timeout=timeout)
+            entries = list(await client.ledger.entries())
+        assert len(server.requests) == 1
+    return entries
+
+
+async def test_a_server_that_hangs_up_is_booked_as_one_that_stalls_and_one_that_cuts(tmp_path: Path) -> None:
+    """The same prompt in three ways: each is booked as an estimate of its input, since each may be billed."""
+    hung = await booked(tmp_path, hang_up, ConnectionFailedError)
+    (tmp_path / "ledger.db").unlink()
+    cut = await booked(tmp_path, cut_early, ConnectionFailedError)
+    (tmp_path / "ledger.db").unlink()
+    stalled = await booked(tmp_path, stall, RequestTimeoutError, timeout=0.4)
+    for entries in (hung, cut, stalled):
+        (entry,) = entries
+        assert (entry.outcome, entry.estimated, entry.usage) == ("failed", True, None)
+        assert entry.amount is not None
+        assert entry.amount > 0
+        assert entry.amount == hung[0].amount
+
+
+async def test_what_was_never_sent_costs_nothing(tmp_path: Path) -> None:
+    async with client_of(tmp_path, [closed_port()]) as client:
+        with pytest.raises(ConnectionFailedError, match="no connection") as caught:
+            await client.complete(PROMPT)
+        assert not caught.value.begun
+        assert await client.ledger.entries() == ()
+
+
+async def test_nobody_there_to_accept_in_time_costs_nothing(tmp_path: Path) -> None:
+    """A listener whose queue is full takes no connection: the time to connect runs out."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        waiting = [socket.socket() for _ in range(3)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(address)
+        backends = {"b0": table(f"http://127.0.0.1:{address[1]}", connect_timeout=0.3)}
+        async with Client(backends=backends, policies={"retries": {"attempts": 1}}) as client:
+            with pytest.raises(RequestTimeoutError, match="no connection") as caught:
+                await client.complete(PROMPT)
+            assert not caught.value.begun
+            assert await client.ledger.entries() == ()
+        for one in waiting:
+            one.close()
+
+
+async def test_hang_ups_count_as_failures_in_a_row_and_a_closed_port_is_enough_by_itself(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with RawServer(hang_up) as ill, RawServer(lambda connection, n: connection.sendall(OK)) as well:
+        async with client_of(tmp_path, [ill.url, well.url], clock=clock, attempts=2) as client:
+            for asked in (1, 2, 3):
+                assert client.plan("Hi").chosen == "b0"
+                assert (await client.complete("Hi")).backend == "b1"
+                assert len(ill.requests) == asked
+            assert client.plan("Hi").chosen == "b1"
+            entries = await client.ledger.entries()
+            assert [e.outcome for e in entries] == ["completed", "failed"] * 3
+        async with client_of(tmp_path, [closed_port(), well.url], clock=clock, attempts=2) as client:
+            assert (await client.complete("Hi")).backend == "b1"
+            assert client.plan("Hi").chosen == "b1"
+
+
+async def test_a_hang_up_counts_against_a_budget_of_its_request(tmp_path: Path) -> None:
+    with RawServer(hang_up) as server:
+        budgets = [{"scope": "overall", "limit": "1.00"}]
+        async with Client(
+            backends={"b0": table(server.url)},
+            policies={"budgets": budgets, "retries": {"attempts": 3, "first_delay": 0.001}},
+            clock=FakeClock(),
+            max_output_tokens=20,
+        ) as client:
+            with pytest.raises(ConnectionFailedError):
+                await client.complete(PROMPT)
+            entries = await client.ledger.entries()
+            (state,) = client.plan("Hi").budgets
+    assert len(entries) == 3
+    assert state.spent == sum((e.amount or Decimal(0) for e in entries), Decimal(0)) > 0
+    assert state.reserved == 0
