@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 from tests.client.caching_support import Recording, text
 
@@ -11,16 +15,32 @@ from cachespec.backends.anthropic import AnthropicBackend
 from cachespec.cache_learning import SAVE_EVERY_S, Caching, Sent
 from cachespec.decision import Ask, Belief
 from cachespec.errors import LedgerError
-from cachespec.learned import Learned
+from cachespec.learned import Answer, Learned
 from cachespec.ledger.memory import MemoryLedger
+from cachespec.pieces import STRETCH_S
+from cachespec.policies.caching import ExpectedCost
 from cachespec.prompt import build_prompt
 from cachespec.request import build_request
 from cachespec.telemetry import Telemetry
 from cachespec.usage import Usage
+from cachespec.warmth import Warmth
 
 BACKEND = AnthropicBackend(name="b", model="claude-sonnet-5", api_key="k")
 SYSTEM = text(1500, "manual ")
 START = 1_800_000_000.0
+
+
+def ask_of(alias: str, at: float) -> Ask:
+    return Ask(
+        alias=alias,
+        tenant=None,
+        session_id="s",
+        tags=(),
+        tools=False,
+        max_output_tokens=None,
+        timeout_s=None,
+        now=START + at,
+    )
 
 
 class Client:
@@ -36,16 +56,7 @@ class Client:
 
     def send(self, turn: int, at: float, *, accepted: bool = True) -> Sent:
         prompt = build_prompt(build_request(messages=self.turns[turn], system=SYSTEM))
-        ask = Ask(
-            alias="b",
-            tenant=None,
-            session_id="s",
-            tags=(),
-            tools=False,
-            max_output_tokens=None,
-            timeout_s=None,
-            now=START + at,
-        )
+        ask = ask_of("b", at)
         planned = self.caching.planner.plan(BACKEND, prompt, ask)
         sent = self.caching.sent(planned, START + at)
         if accepted:
@@ -150,3 +161,121 @@ async def test_a_store_that_fails_costs_what_was_learned_and_is_logged(caplog: p
     client.end(client.send(0, 0), 3, 0, 2010)
     await client.caching.save(Full(), START, at_once=True)
     assert "disk full" in caplog.text
+
+
+class Slow(Recording):
+    """A policy that learned so much that each piece of it takes as long as the event loop may wait."""
+
+    def __init__(self, pieces: int) -> None:
+        super().__init__()
+        self.left = pieces
+
+    def pieces(self) -> Iterator[bytes]:
+        for number in range(self.left):
+            until = perf_counter() + STRETCH_S
+            while perf_counter() < until:
+                pass
+            yield b"%d," % number
+
+
+@pytest.mark.anyio
+async def test_saving_lets_others_run_and_what_they_learn_is_saved_later() -> None:
+    ledger, client, turns = MemoryLedger(), Client(Slow(20)), 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+            if turns == 5:
+                client.end(client.send(0, 10), 13, 0, 2010)
+
+    client.end(client.send(0, 0), 3, 0, 2010)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(others)
+        await client.caching.save(ledger, START + 4, at_once=True)
+        tasks.cancel_scope.cancel()
+    assert turns >= 20
+    saved = await ledger.load(client.caching._policy_name)
+    assert saved == b"".join(b"%d," % number for number in range(20))
+    await ledger.save("warmth", b"")
+    await client.caching.save(ledger, START + 20, at_once=True)  # for what was learned meanwhile
+    assert await ledger.load("warmth") == client.caching.warmth.dump()
+
+
+@pytest.mark.anyio
+async def test_what_is_cancelled_is_not_saved_and_what_is_asked_for_meanwhile_waits_its_turn() -> None:
+    ledger, client = MemoryLedger(), Client(Slow(50))
+    client.end(client.send(0, 0), 3, 0, 2010)
+    name = client.caching._policy_name
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: client.caching.save(ledger, START + 4, at_once=True))
+            await anyio.lowlevel.checkpoint()
+            await client.caching.save(ledger, START + 10 * SAVE_EVERY_S)  # somebody is at it: no second one, and no waiting
+            assert await ledger.load(name) is None
+            scope.cancel()
+    assert await ledger.load(name) is None
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(lambda: client.caching.save(ledger, START + 5, at_once=True))
+    assert await ledger.load(name) == b"".join(b"%d," % number for number in range(50))
+    assert await ledger.load("learned") == client.caching._learned.dump()
+
+
+@pytest.mark.anyio
+async def test_a_policy_that_fails_to_say_what_it_learned_keeps_nobody_else_from_saying_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Recording):
+        def pieces(self) -> Iterator[bytes]:
+            yield b"half"
+            raise RuntimeError("lost it")
+
+    ledger, client = MemoryLedger(), Client(Broken())
+    client.end(client.send(0, 0), 3, 0, 2010)
+    await client.caching.save(ledger, START + 4, at_once=True)
+    assert "lost it" in caplog.text
+    assert await ledger.load(client.caching._policy_name) is None
+    assert await ledger.load("warmth") == client.caching.warmth.dump()
+
+
+def test_what_is_learned_between_two_pieces_leaves_every_row_whole() -> None:
+    client = Client(ExpectedCost())
+    learned, policy, warmth = client.caching._learned, client.caching.policy, client.caching.warmth
+    assert isinstance(policy, ExpectedCost)
+
+    def learn(number: int) -> None:
+        sent = client.send(number % 3, 10 * number)
+        client.end(sent, 10 * number + 3, 0, 2010)
+        ask = ask_of(f"alias {number}", 10 * number)
+        usage = Usage(uncached=9, cache_read=0, cache_write={}, output=number)
+        answer = Answer(
+            ask=ask,
+            backend=f"b{number}",
+            model="m",
+            sizes=None,
+            usage=usage,
+            own=None,
+            own_output=None,
+            load=0,
+            ttft_ms=1.0,
+            total_ms=2.0,
+        )
+        learned.answered(answer, now=ask.now)
+
+    for number in range(40):
+        learn(number)
+    parts: list[list[bytes]] = [[], [], []]
+    for part, pieces in zip(parts, (learned.pieces(), policy.pieces(), warmth.pieces()), strict=True):
+        for piece in pieces:
+            part.append(piece)
+            number += 1
+            learn(number)
+    again, heir, others = Learned(), ExpectedCost(), Warmth()
+    again.load(b"".join(parts[0]))
+    heir.load(b"".join(parts[1]))
+    others.load(b"".join(parts[2]), now=START + 10 * number)
+    assert {again.outputs.expected(ask_of(f"alias {n}", 0)) for n in range(40)} == {float(n) for n in range(40)}
+    assert heir.dump() != ExpectedCost().dump()
+    assert len(others) > 0

@@ -100,7 +100,7 @@ def test_a_restart_forgets_nothing_and_garbage_is_left_aside() -> None:
         assert said == learned.latency(name, ASSUMED, TOKENS, local=is_local, now=11.0)
     assert again.output_expected(ASK) == 250
     assert again.dump() == learned.dump()
-    for bad in (b"", b"[]", b"{}", b"[2,2,3,4,5]", b"[9,{},[],[],{}]", b'[2,{"m":3},[["a",1]],[],{"b":[true,{}]}]', b"\xff"):
+    for bad in (b"", b"[]", b"{}", b"[3,2,3,4,5]", b"[9,[],[],[],[]]", b'[3,[["m",3]],[["a",1]],[],[["b",true,{}]]]', b"\xff"):
         fresh = Learned()
         fresh.load(bad)
         assert fresh.output_expected(ASK) is None

@@ -21,6 +21,10 @@ ASK = Ask(
 )
 
 
+def saved(lengths: OutputLengths) -> Any:
+    return json.loads("".join(lengths.pieces()))
+
+
 def test_nothing_is_known_before_anything_came() -> None:
     assert OutputLengths().expected(ASK) is None
 
@@ -62,7 +66,7 @@ def test_memory_is_bounded_by_forgetting_the_longest_unused() -> None:
         lengths.learn(replace(ASK, tenant=f"t{i}", tags=()), 10)
         if i % 100 == 0:
             lengths.learn(ASK, 10)
-    assert len(lengths.to_list()) == _CLASSES
+    assert len(saved(lengths)) == _CLASSES
     assert lengths.expected(ASK) == 10
 
 
@@ -70,7 +74,7 @@ def test_what_was_learned_survives_a_restart_and_garbage_does_not() -> None:
     lengths = OutputLengths()
     lengths.learn(ASK, 10)
     lengths.learn(replace(ASK, tools=True), 500)
-    kept = json.loads(json.dumps(lengths.to_list()))
+    kept = saved(lengths)
     assert OutputLengths.from_list(kept).expected(ASK) == lengths.expected(ASK)
     rows: list[Any] = [None, {}, 3, [3], [[]], [["a", "x", 1]], [["a", 1, float("nan")]], [[1, 2, 3]], [["a", -1, 5]]]
     garbage: list[Any] = [*rows, *([row, row] for row in rows)]

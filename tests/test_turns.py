@@ -33,6 +33,10 @@ def converse(
         turns.learn(ask, backend="a", tokens=1_000 + i * grows)
 
 
+def saved(turns: Turns) -> Any:
+    return json.loads("".join(turns.pieces()))
+
+
 def test_nothing_known_is_a_guess_for_a_session_and_nothing_without_one() -> None:
     turns = Turns()
     known = turns.outlook(ASK)
@@ -125,7 +129,7 @@ def test_memory_and_expectations_are_bounded() -> None:
     turns = Turns()
     for i in range(_CLASSES):
         turns.learn(replace(ASK, tenant=f"t{i}", tags=()), backend="a", tokens=10)
-    assert len(turns.to_list()) == _CLASSES
+    assert len(saved(turns)) == _CLASSES
     converse(turns, "endless", 500)
     assert turns.outlook(ASK).turns == MOST
 
@@ -134,8 +138,8 @@ def test_a_restart_forgets_nothing_and_ends_what_was_open() -> None:
     turns = Turns()
     for i in range(10):
         converse(turns, f"s{i}", 6, at=i * 1_000.0)
-    again = Turns.from_list(json.loads(json.dumps(turns.to_list())))
-    assert again.to_list() == turns.to_list()
+    again = Turns.from_list(saved(turns))
+    assert saved(again) == saved(turns)
     assert again.outlook(ASK).turns == pytest.approx(5.0, rel=0.3)
     assert again.outlook(ASK).growth == turns.outlook(ASK).growth
     again.learn(replace(ASK, session_id="s9", now=1e4, previous_backend="a"), backend="a", tokens=9)
@@ -164,5 +168,5 @@ def test_a_growth_that_no_turn_has_teaches_nothing() -> None:
     converse(turns, "s", 3)
     turns.learn(replace(ASK, now=30.0, previous_backend="a"), backend="a", tokens=10**12)
     assert turns.outlook(ASK).growth == 100
-    rows = turns.to_list()
+    rows = saved(turns)
     assert Turns.from_list([[*rows[0][:4], 9e8, rows[0][5]]]).outlook(ASK).growth is None

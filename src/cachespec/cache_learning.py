@@ -21,16 +21,16 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import anyio
-import anyio.to_thread
 
 from cachespec.cache_keys import CacheKeys
 from cachespec.cache_marks import Spot
 from cachespec.cache_plan import CachePlanner, Planned
-from cachespec.caching import CachingPolicy, Held, KeepAlive, Outcome
+from cachespec.caching import CachingPolicy, Held, KeepAlive, Outcome, Piecewise
 from cachespec.errors import LedgerError
 from cachespec.fanout import Fanout, Lead
 from cachespec.learned import Learned
 from cachespec.ledger.base import Ledger
+from cachespec.pieces import gathered
 from cachespec.telemetry import MarksIgnored, Telemetry
 from cachespec.usage import Usage
 from cachespec.warmth import Entry, Warmth
@@ -79,9 +79,10 @@ class Caching:
         self.fanout: Fanout = Fanout() if before is None else before.fanout
         self.planner = CachePlanner(policy, self.warmth, self.keys, learned.tokens)
         self._ignored: dict[tuple[str, str], int] = {}
+        self._told = 0
         self._saved = -1
         self._save_at = 0.0
-        self._told = 0
+        self._saving = anyio.Lock()
 
     # -- a request's way
 
@@ -154,7 +155,7 @@ class Caching:
 
     def _tell(self, name: str, call: Callable[[CachingPolicy], None]) -> None:
         """Tell the policy. It is somebody else's code, and the request is sent: a failure is logged and goes no further."""
-        self._told += 1
+        self._told += name != "load"
         try:
             call(self.policy)
         except Exception:  # noqa: BLE001
@@ -273,29 +274,42 @@ class Caching:
                 self.warmth.load(warm, now=now)
             if (answers := await ledger.load(LEARNED)) is not None:
                 self._learned.load(answers)
-        self._saved, self._told, self._save_at = self._changes, 0, now + SAVE_EVERY_S
+        self._saved, self._save_at = self._changes, now + SAVE_EVERY_S
 
     @property
     def _changes(self) -> int:
-        return self.warmth.changes + self._learned.answers
+        return self.warmth.changes + self._learned.answers + self._told
 
     async def save(self, ledger: Ledger, now: float, *, at_once: bool = False) -> None:
-        """Save what changed, now and then, or `at_once`. A store that fails costs what was learned, and is logged."""
-        if (now < self._save_at and not at_once) or (self._changes == self._saved and not self._told):
+        """Save what changed, now and then, or `at_once`. A store that fails costs what was learned, and is logged.
+
+        It is made bit by bit, while others run (`cachespec.pieces`): what is learned meanwhile counts as not saved yet, and so
+        does everything where it is cancelled.
+        """
+        if not at_once and (now < self._save_at or self._saving.locked()):
             return
-        begin = anyio.current_time()
-        self._saved, self._told, self._save_at = self._changes, 0, now + SAVE_EVERY_S
+        async with self._saving:  # what is older may not be written last
+            changes = self._changes
+            if changes == self._saved:
+                return
+            begin, self._save_at = anyio.current_time(), now + SAVE_EVERY_S
+            try:
+                await ledger.save(WARMTH, await gathered(self.warmth.pieces()))
+                if (data := await self._policy_data()) is not None:
+                    await ledger.save(self._policy_name, data)
+                await ledger.save(LEARNED, await gathered(self._learned.pieces()))
+                self._saved = changes
+            except LedgerError as error:
+                _log.warning("what was learned could not be saved: %s", error)
+            self._save_at = max(self._save_at, now + _SAVING_SHARE * (anyio.current_time() - begin))
+
+    async def _policy_data(self) -> bytes | None:
+        """What the policy learned; None where it fails to say, which is logged."""
         try:
-            await ledger.save(WARMTH, await anyio.to_thread.run_sync(self.warmth.snapshot()))
-            learned: list[bytes] = []
-            self._tell("dump", lambda policy: learned.append(policy.dump()))
-            for data in learned:
-                await ledger.save(self._policy_name, data)
-            await ledger.save(LEARNED, self._learned.dump())
-        except LedgerError as error:
-            _log.warning("what was learned could not be saved: %s", error)
-        self._told = 0
-        self._save_at = max(self._save_at, now + _SAVING_SHARE * (anyio.current_time() - begin))
+            return await gathered(self.policy.pieces() if isinstance(self.policy, Piecewise) else [self.policy.dump()])
+        except Exception:  # noqa: BLE001 - somebody else's code
+            _log.exception("%r could not be saved", self.policy)
+            return None
 
     @property
     def _policy_name(self) -> str:

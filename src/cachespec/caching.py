@@ -7,9 +7,9 @@ the same policy plans live requests and replayed traces.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from cachespec.decision import Reason
 from cachespec.values import quick
@@ -197,3 +197,11 @@ class CachingPolicy(Protocol):
 
     def load(self, data: bytes) -> None:
         """Take up what `dump` gave. Data it cannot read is left aside, never an error."""
+
+
+@runtime_checkable
+class Piecewise(Protocol):
+    """A caching policy that learns much: it can be saved bit by bit, so that the event loop waits for no more than a bit."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """What `dump` gives, in pieces that take well under a millisecond each. The policy is used between two of them."""

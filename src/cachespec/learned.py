@@ -7,18 +7,20 @@ that the ledger keeps, so that a restart forgets nothing.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from cachespec.decision import Ask, Latency, TokenEstimate
 from cachespec.health import Health
 from cachespec.outputs import OutputLengths
+from cachespec.pieces import listed
 from cachespec.speeds import HIGH, MEASURED, SpeedModel, Work
 from cachespec.tokens import Sizes, TokenModel
 from cachespec.turns import Turns
 from cachespec.usage import Usage
 
-_VERSION = 2
+_VERSION = 3
 _MODELS = 1_000  # models and backends kept; a client has a handful
 _LARGEST = 10_000_000  # tokens that no prompt and no answer passes
 _OVERHEAD = 4_096  # tokens that a vendor may count beyond what was sent or asked for
@@ -147,9 +149,18 @@ class Learned:
 
     def dump(self) -> bytes:
         """What was learned, for `load`; health is not: it is of the moment. All of it is finite: see `load`."""
-        speeds = {name: [model.own, model.to_dict()] for name, model in self._speeds.items()}
-        tokens = {name: model.to_dict() for name, model in self._tokens.items() if model.seen}
-        return json.dumps([_VERSION, tokens, self.outputs.to_list(), self.turns.to_list(), speeds]).encode()
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """`dump` in pieces (`cachespec.pieces`)."""
+        tokens = listed([name, model.to_dict()] for name, model in list(self._tokens.items()) if model.seen)
+        speeds = listed([name, model.own, model.to_dict()] for name, model in list(self._speeds.items()))
+        yield f"[{_VERSION}".encode()
+        for part in (tokens, self.outputs.pieces(), self.turns.pieces(), speeds):
+            yield b","
+            for text in part:
+                yield text.encode()
+        yield b"]"
 
     def load(self, data: bytes) -> None:
         """Take up what `dump` gave; what cannot be read, or no answers could have taught, is left aside."""
@@ -157,9 +168,9 @@ class Learned:
             version, tokens, outputs, turns, speeds = json.loads(data, parse_constant=_no_number)
             if version != _VERSION:
                 return
-            models = {str(name): TokenModel.from_dict(facts) for name, facts in tokens.items()}
+            models = {str(name): TokenModel.from_dict(facts) for name, facts in tokens}
             lengths, follow, measured = OutputLengths.from_list(outputs), Turns.from_list(turns), {}
-            for name, (own, facts) in speeds.items():
+            for name, own, facts in speeds:
                 measured[str(name)] = SpeedModel(own=bool(own))
                 measured[str(name)].load(facts)
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):

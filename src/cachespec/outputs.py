@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from cachespec.decision import Ask
+from cachespec.pieces import listed
 
 BORROWED = 4.0
 """How many answers of its own a class needs before it outweighs the one above it."""
@@ -53,13 +54,13 @@ class OutputLengths:
         while len(self._classes) > _CLASSES:
             self._classes.popitem(last=False)
 
-    def to_list(self) -> list[Any]:
-        """What it learned, as JSON."""
-        return [[*key, weight, mean] for key, (weight, mean) in self._classes.items()]
+    def pieces(self) -> Iterator[str]:
+        """What it learned, as JSON in pieces (`cachespec.pieces`)."""
+        return listed([*key, *self._classes[key]] for key in list(self._classes) if key in self._classes)
 
     @classmethod
     def from_list(cls, data: Any) -> OutputLengths:
-        """What `to_list` gave; rows that cannot be that are left out."""
+        """What `pieces` gave; rows that cannot be that are left out."""
         made = cls()
         rows = ((key, weight, mean) for key, weight, mean in counted(data) if 0 < weight <= _MEMORY and mean <= _LONGEST)
         made._classes.update((key, (weight, mean)) for key, weight, mean in rows)

@@ -24,6 +24,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from cachespec.pieces import listed
+
 Key = tuple[str | int, ...]
 """A class's name."""
 
@@ -38,7 +40,7 @@ _ONWARD = 0.5
 """Hazard of a later span that nobody has reached yet, over that of the span before: long lifetimes are not bought on hope."""
 _GENERATION = 4096
 _SAVED = 4096
-_VERSION = 1
+_VERSION = 2
 _OWN: Key = ("own",)
 _FORGOTTEN = 32
 
@@ -233,31 +235,40 @@ class Reuse:
     def dump(self) -> bytes:
         """The classes and the places used latest, with what waits there. Keys that are no text, bytes or whole number are left
         out, as are notes."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """`dump` in pieces (`cachespec.pieces`). A span that ends meanwhile is in one of them, or counted twice."""
+        packer = zlib.compressobj(1)
+        for text in self._texts():
+            yield packer.compress(text.encode())
+        yield packer.flush()
+
+    def _texts(self) -> Iterator[str]:
         numbers: dict[int, int] = {}
-        classes: list[list[Any]] = []
+        classes: list[Gaps] = []
 
         def number(gaps: Gaps) -> int:
             if id(gaps) not in numbers:
                 numbers[id(gaps)] = len(classes)
-                classes.append([list(gaps.key), _short([gaps.waits]), _short(gaps.reached), _short(gaps.ended)])
+                classes.append(gaps)
             return numbers[id(gaps)]
 
+        yield f"[{_VERSION},"
+        yield from listed(self._place(key, number) for key in list(islice(self._latest(), _SAVED)))
         for known in (self._classes_old, self._classes):
             for gaps in known.values():
                 if gaps.waits:
                     number(gaps)
-        places = []
-        for key, wait in islice(self._latest(), _SAVED):
-            if type(key) in (str, int, bytes):
-                name = {"b": key.hex()} if isinstance(key, bytes) else key
-                places.append([name, None if wait is None else self._saved(wait, number)])
-        return zlib.compress(json.dumps([_VERSION, classes, places], separators=(",", ":")).encode(), 1)
+        yield ","
+        yield from listed([list(gaps.key), _short([gaps.waits]), _short(gaps.reached), _short(gaps.ended)] for gaps in classes)
+        yield "]"
 
     def load(self, data: bytes) -> None:
         """Take up what `dump` gave; what is known here already stays. Data that is no dump, or of another version, is left
         aside."""
         try:
-            version, classes, places = json.loads(zlib.decompress(data))
+            version, places, classes = json.loads(zlib.decompress(data))
             if version != _VERSION:
                 return
             made = [_restored(key, *counts) for key, *counts in classes]
@@ -281,11 +292,16 @@ class Reuse:
         self._due = tuple(deque(sorted(queue, key=lambda wait: wait.opened)) for queue in queues)
         self._waiting = sum(len(queue) for queue in self._due)
 
-    def _latest(self) -> Iterator[tuple[Hashable, Wait | None]]:
-        """Places, those that came latest first."""
+    def _latest(self) -> Iterator[str | int | bytes]:
+        """Places that can be saved, those that came latest first."""
         for known in (self._young, self._old):
             for key in reversed(known):
-                yield key, known[key]
+                if isinstance(key, str | int | bytes) and not isinstance(key, bool):
+                    yield key
+
+    def _place(self, key: str | int | bytes, number: Callable[[Gaps], int]) -> list[Any]:
+        wait = self.wait(key)
+        return [{"b": key.hex()} if isinstance(key, bytes) else key, None if wait is None else self._saved(wait, number)]
 
     def _saved(self, wait: Wait, number: Callable[[Gaps], int]) -> list[Any]:
         own = None if wait.own is None else number(wait.own)

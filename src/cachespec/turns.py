@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from cachespec.decision import Ask
 from cachespec.outputs import Class, classes
+from cachespec.pieces import listed
 
 PRIOR = 4.0
 """Turns expected to follow in a session about which nothing was learned. A request without a session has none until seen."""
@@ -115,20 +116,22 @@ class Turns:
                 self._went_on(keys, before, ask.now, backend, tokens)
         self._open[name] = _Last(at=ask.now, keys=keys, backend=backend, tokens=tokens)
 
-    def to_list(self) -> list[Any]:
-        """What it learned, as JSON; the open conversations as ended, which is put right when they go on."""
+    def pieces(self) -> Iterator[str]:
+        """What it learned, as JSON in pieces (`cachespec.pieces`); the open conversations as ended, which is put right when
+        they go on."""
         still = dict[Class, int]()
-        for last in self._open.values():
+        for last in list(self._open.values()):
             for key in last.keys:
                 still[key] = still.get(key, 0) + 1
-        return [
-            [list(key), row.went_on, row.ended + still.get(key, 0), row.grown, row.growth, row.gaps]
-            for key, row in self._known.items()
-        ]
+            yield ""
+        known = ((key, row) for key in list(self._known) if (row := self._known.get(key)) is not None)
+        yield from listed(
+            [list(key), row.went_on, row.ended + still.get(key, 0), row.grown, row.growth, row.gaps] for key, row in known
+        )
 
     @classmethod
     def from_list(cls, data: Any) -> Turns:
-        """What `to_list` gave; rows that cannot be that are left out."""
+        """What `pieces` gave; rows that cannot be that are left out."""
         made = cls()
         for given in data if isinstance(data, list) else ():
             match given:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -26,6 +26,7 @@ _ROW = _SCOPE + _KEY + _PACKED.size
 _HEAD = b"cachespec warmth 1\n"
 _UNSURE, _SURE = 0.5, 1.0
 _AHEAD_S = 60.0
+_PIECE = 512  # entries
 _LIFETIMES = 64  # names in a dump: the vendors have half a dozen
 
 
@@ -117,14 +118,17 @@ class Warmth:
         else:
             del self._held[scope]
 
-    def snapshot(self) -> Callable[[], bytes]:
-        """Everything as it is now, to be made into bytes in another thread: 50 bytes an entry, the longest unused first."""
-        names, items = "\t".join(self._names).encode(), list(self._entries.items())
-        return lambda: b"".join([_HEAD, names, b"\n", *(key + packed for key, packed in items)])
+    def pieces(self) -> Iterator[bytes]:
+        """`dump` in pieces (`cachespec.pieces`): 50 bytes an entry, the longest unused first."""
+        entries = self._entries
+        keys = list(entries)
+        yield _HEAD + "\t".join(self._names).encode() + b"\n"
+        for start in range(0, len(keys), _PIECE):
+            yield b"".join([key + entries[key] for key in keys[start : start + _PIECE] if key in entries])
 
     def dump(self) -> bytes:
         """Everything, to be kept across a restart."""
-        return self.snapshot()()
+        return b"".join(self.pieces())
 
     def load(self, data: bytes, *, now: float, forget_after_s: float = 86_400.0) -> None:
         """Take up what `dump` gave, below what is known already; what died more than `forget_after_s` ago is left out.

@@ -159,7 +159,11 @@ class ExpectedCost:
         return None
 
     def dump(self) -> bytes:
-        return _HEAD + f"{self._carried} {self._dropped}\n".encode() + self._reuse.dump()
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        yield _HEAD + f"{self._carried} {self._dropped}\n".encode()
+        yield from self._reuse.pieces()
 
     def load(self, data: bytes) -> None:
         head, _, rest = data.partition(b"\n")
