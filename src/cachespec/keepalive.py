@@ -28,9 +28,10 @@ from cachespec.ledger.base import Hold, Ledger, Settlement
 from cachespec.messages import Message, TextPart
 from cachespec.policies.budgets import accounts, applied
 from cachespec.pricing import Rates
+from cachespec.quotes import estimated_cost
 from cachespec.request import Request
 from cachespec.telemetry import KeptAlive, Telemetry
-from cachespec.usage import Cost, Usage
+from cachespec.usage import WRITE_TTLS, Cost, Usage
 
 MOST = 1_000
 """Keep-alives planned at a time; past that, none is added."""
@@ -117,7 +118,7 @@ class KeepAlives:
         sent = caching.sent(replace(planned, spots=(spot,), ask=None), now)
         warmed: Warmed | None = None
         try:
-            warmed, cost = await self.warm(asked, planned, backend, spot.place or 0, spot.ttl)
+            warmed, cost = await self.warm(asked, planned, backend, spot.place or 0, spot.ttl, warm=False)
             caching.began(sent, self._clock.time())
         finally:
             caching.ended(sent, usage=None if warmed is None else warmed.usage, stop=None, now=self._clock.time())
@@ -161,9 +162,9 @@ class KeepAlives:
             self._consider(kept)  # somebody read it since
             return
         try:
-            warmed, cost = await self.warm(kept.asked, planned, kept.backend, chosen.index, chosen.ttl)
+            warmed, cost = await self.warm(kept.asked, planned, kept.backend, chosen.index, chosen.ttl, warm=True)
         except CachespecError as error:
-            _log.info("a keep-alive on %s was not sent or failed: %s", planned.backend, error)
+            _log.info("a keep-alive on %s was not sent, or failed: %s", planned.backend, error)
             return
         read = None if warmed.usage is None else warmed.usage.cache_read
         written = None if warmed.usage is None else warmed.usage.written
@@ -177,9 +178,13 @@ class KeepAlives:
         caching.warmth.put(*key, replace(entry, expires_at=max(entry.expires_at, until), sure=1.0 if read else entry.sure))
         self._consider(replace(kept, pings=kept.pings + 1))
 
-    async def warm(self, asked: Asked, planned: Planned, backend: Backend, place: int, ttl: str) -> tuple[Warmed, Cost]:
+    async def warm(
+        self, asked: Asked, planned: Planned, backend: Backend, place: int, ttl: str, *, warm: bool
+    ) -> tuple[Warmed, Cost]:
         """Send a request that only has the prefix at `place` read and cached, and book what it cost.
 
+        What nobody counted is booked as it was expected: to be read where the prefix is believed `warm`, else written. So is
+        what may have been worked on although nothing came back.
         Raises BudgetExceededError where it does not fit, PriceUnknownError's kin, and what the backend raises.
         """
         prefix = planned.places.prefixes[place]
@@ -209,21 +214,18 @@ class KeepAlives:
             lease_s=2 * TIMEOUT_S,
         )
         reservation = await self._ledger.reserve(hold)
+        expected = estimated_cost(backend.rates, _expected(prefix.tokens, ttl, warm=warm), busy_s=None, billing=None)
         try:
             warmed = await backend.warm(request, plan, timeout=TIMEOUT_S)
-        except BaseException:
-            await to_the_end(lambda: self._ledger.release(reservation))
+        except BaseException as error:
+            if isinstance(error, CachespecError) and not getattr(error, "begun", False):
+                await to_the_end(lambda: self._ledger.release(reservation))
+            else:
+                ending = "failed" if isinstance(error, Exception) else "cancelled"
+                await to_the_end(lambda: self._ledger.settle(reservation, _settlement(expected, ending)))
             raise
-        cost = _cost(backend.rates, warmed)
-        settlement = Settlement(
-            amount=cost.amount,
-            estimated=cost.estimated,
-            usage=warmed.usage,
-            outcome="kept",
-            request_id=warmed.request_id,
-            price_source=cost.source,
-        )
-        await to_the_end(lambda: self._ledger.settle(reservation, settlement))
+        cost = _cost(backend.rates, warmed) or expected
+        await to_the_end(lambda: self._ledger.settle(reservation, _settlement(cost, "kept", warmed)))
         return warmed, cost
 
 
@@ -233,11 +235,28 @@ def _worst(rates: Rates | None, input_tokens: int | None) -> Decimal:
     return rates.worst(input_tokens=input_tokens, output_tokens=0, seconds=None, billing=None) or Decimal(0)
 
 
-def _cost(rates: Rates | None, warmed: Warmed) -> Cost:
+def _expected(tokens: int, ttl: str, *, warm: bool) -> Usage:
+    written = {} if warm else {ttl if ttl in WRITE_TTLS else "unspecified": tokens}
+    return Usage(uncached=0, cache_read=tokens if warm else 0, cache_write=written, output=0)
+
+
+def _cost(rates: Rates | None, warmed: Warmed) -> Cost | None:
+    """What was counted, priced; None where nothing was."""
     usage = warmed.usage
     if rates is None or usage is None or usage.uncached is None:
-        return Cost(amount=None, estimated=True, source=None, price_date=None)
+        return None
     return rates.cost(replace(usage, output=usage.output or 0), busy_s=None, billing=warmed.billing)
+
+
+def _settlement(cost: Cost, outcome: str, warmed: Warmed | None = None) -> Settlement:
+    return Settlement(
+        amount=cost.amount,
+        estimated=cost.estimated,
+        usage=None if warmed is None else warmed.usage,
+        outcome=outcome,
+        request_id=None if warmed is None else warmed.request_id,
+        price_source=cost.source,
+    )
 
 
 def cut(request: Request, at: str) -> Request | None:

@@ -83,7 +83,9 @@ def ranked_by(policy: RoutingPolicy, ask: Ask, eligible: Sequence[Offer]) -> lis
         raise ConfigError(f"{name} failed: {type(error).__name__}: {error}", key=where) from error
     if not names <= own.keys() or len(names) < len(told):
         raise ConfigError(f"{name} must return offers it was given, each at most once", key=where)
-    if not all(isinstance(reason, Reason) for _, reasons in told for reason in reasons):
+    if not all(
+        isinstance(reason, Reason) for backend, reasons in told if reasons is not own[backend].reasons for reason in reasons
+    ):
         raise ConfigError(f"{name} must give reasons as Reason", key=where)
     if ask.tool_loop and ask.previous_backend in own and ask.previous_backend not in names:
         told.append((ask.previous_backend, ()))  # a tool loop's own place is not the policy's to take away
@@ -92,6 +94,8 @@ def ranked_by(policy: RoutingPolicy, ask: Ask, eligible: Sequence[Offer]) -> lis
 
 def _with_reasons(offer: Offer, reasons: Sequence[Reason]) -> Offer:
     """The offer with those of the `reasons` that it does not have."""
+    if reasons is offer.reasons:
+        return offer
     more = tuple(reason for reason in reasons if reason not in offer.reasons)
     return replace(offer, reasons=(*offer.reasons, *more)) if more else offer
 

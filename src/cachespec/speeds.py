@@ -97,13 +97,19 @@ class _Line:
         """The factor over the expected time that `HIGH` of the answers stay below."""
         return math.exp(_DEVIATIONS * math.sqrt(self.variance))
 
-    def value(self, x: Sequence[float], trust: float, factor: float = 1.0) -> float:
-        """What was learned, times `factor`, as far as it is trusted; the prior as far as not."""
+    def value(self, x: Sequence[float], trust: float) -> float:
+        """What was learned as far as it is trusted; the prior as far as not."""
+        return self.values(x, trust)[0]
+
+    def values(self, x: Sequence[float], trust: float) -> tuple[float, float]:
+        """`value`, and the one that `HIGH` of the answers stay below."""
         learned = assumed = 0.0
         for value, weight, prior in zip(x, self.weights, self.prior, strict=True):
             learned += weight * value
             assumed += prior * value
-        return max(trust * factor * learned * math.exp(self.level) + (1 - trust) * assumed, 1e-3)
+        learned *= trust * math.exp(self.level)
+        assumed *= 1 - trust
+        return max(learned + assumed, 1e-3), max(learned * self.high + assumed, 1e-3)
 
     def age(self, trust: float) -> None:
         """Lean back to the prior for good, so that the next answer is held against what `value` gave with this trust."""
@@ -184,8 +190,8 @@ class SpeedModel:
         age = self._age(now)
         trust = 0.5 ** (age / STALE_S)
         x, y = self._inputs(work)
-        first, rest = self._first.value(x, trust), self._rest.value(y, trust)
-        first_high, rest_high = self._first.value(x, trust, self._first.high), self._rest.value(y, trust, self._rest.high)
+        first, first_high = self._first.values(x, trust)
+        rest, rest_high = self._rest.values(y, trust)
         return Speed(
             ttft_ms=first,
             total_ms=first + rest,
@@ -219,13 +225,10 @@ class SpeedModel:
         return math.inf if self.seen_at is None else abs(now - self.seen_at)
 
     def _inputs(self, work: Work) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        first: tuple[float, ...]
-        rest: tuple[float, ...]
         if self.own:
-            first, rest = (work.own_first_ms,), (work.own_rest_ms,)
-        else:
-            first, rest = (1.0, work.uncached, work.cached, work.load), (work.output, 1.0)
-        return tuple(min(float(v), _MOST) for v in first), tuple(min(float(v), _MOST) for v in rest)
+            return (min(work.own_first_ms, _MOST),), (min(work.own_rest_ms, _MOST),)
+        first = 1.0, min(float(work.uncached), _MOST), min(float(work.cached), _MOST), min(float(work.load), _MOST)
+        return first, (min(float(work.output), _MOST), 1.0)
 
     def to_dict(self) -> dict[str, Any]:
         """What it learned, as JSON."""

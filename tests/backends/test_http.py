@@ -186,6 +186,27 @@ async def test_an_error_may_be_compressed_and_broken(body: bytes) -> None:
     assert ("zipped" in str(caught.value)) == body.startswith(b"\x1f\x8b")
 
 
+@pytest.mark.parametrize(("status", "kind"), [(400, RequestRejectedError), (529, OverloadedError)])
+async def test_an_error_is_what_it_is_where_nothing_is_streamed(status: int, kind: type[BackendError]) -> None:
+    said = answer(f"{status} x", b'{"error":{"message":"in words"}}', "content-type: application/json")
+    with RawServer(lambda connection, _: connection.sendall(said)) as server:
+        backend = AnthropicBackend(name="b", model="claude-sonnet-5", api_key="k", base_url=server.url)
+        with pytest.raises(kind, match="in words") as caught:
+            await backend.warm(ask(), Plan(backend="b"), timeout=10)
+        await backend.aclose()
+    assert (caught.value.status, caught.value.begun) == (status, False)
+
+
+async def test_an_answer_that_ends_early_is_a_broken_connection_where_nothing_is_streamed() -> None:
+    said = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n{"
+    with RawServer(lambda connection, _: connection.sendall(said)) as server:
+        backend = AnthropicBackend(name="b", model="claude-sonnet-5", api_key="k", base_url=server.url)
+        with pytest.raises(ConnectionFailedError) as caught:
+            await backend.warm(ask(), Plan(backend="b"), timeout=10)
+        await backend.aclose()
+    assert caught.value.begun
+
+
 # -- redirects
 
 

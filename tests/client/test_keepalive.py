@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
+import anyio
 import pytest
 from tests.client.caching_support import Recording, Vendor, marks_of, text
 from tests.wire.cache_rules import CacheRules
@@ -13,6 +16,7 @@ from tests.wire.server import WireServer
 
 from cachespec.caching import Held, KeepAlive
 from cachespec.client import Client
+from cachespec.errors import ConnectionFailedError
 from cachespec.keepalive import cut
 from cachespec.request import build_request
 from cachespec.telemetry import KeptAlive
@@ -99,6 +103,77 @@ async def test_what_they_cost_is_booked(vendor: Vendor, model: str) -> None:
         assert [e.outcome for e in entries] == ["kept", "completed"]
         after = (await client.ledger.totals(tenant="acme")).amount
     assert before < after < before * 2
+
+
+def stalls(*_: Any) -> None:
+    time.sleep(0.6)
+
+
+def hangs_up(*_: Any) -> None:
+    return None
+
+
+def tells_nothing(*_: Any) -> Any:
+    return lambda _output: "no usage object"
+
+
+@pytest.mark.parametrize("becomes", [stalls, hangs_up, tells_nothing])
+@pytest.mark.parametrize("model", MODELS)
+async def test_one_that_was_sent_and_not_counted_is_booked_as_it_was_expected(
+    vendor: Vendor, model: str, becomes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachespec.keepalive.TIMEOUT_S", 0.2)
+    policies: Any = {"caching": Keeping(most=1), "budgets": [{"scope": "tenant", "limit": "1.00"}]}
+    async with vendor.client(model) as plain:
+        backends = {"b": plain.backends["b"]}
+        async with Client(backends=backends, policies=policies, clock=vendor.clock, max_output_tokens=10) as client:
+            await client.complete("Hi", system=SYSTEM, tenant="acme")
+            vendor.server.counts = becomes
+            await pass_time(client, vendor.clock, LIVES[model])
+            assert len(vendor.bodies) > 1  # one that is hung up on over an idle connection is sent again
+            ping, answered = await client.ledger.entries(tenant="acme")
+            (state,) = client.plan("Hi", tenant="acme").budgets
+    assert (ping.outcome, ping.estimated, ping.usage) == ("failed", True, None)
+    assert ping.amount is not None
+    assert answered.amount is not None
+    reading = Decimal(3000) * Decimal("0.1") / 1_000_000  # a prefix of about so many tokens, at the price of reading
+    assert reading * Decimal("0.7") < ping.amount < reading * Decimal("1.3")
+    assert state.spent == ping.amount + answered.amount
+    assert state.reserved == 0
+
+
+async def test_one_that_is_refused_costs_nothing(vendor: Vendor) -> None:
+    async with vendor.client(MODELS[0], Keeping(most=1)) as client:
+        await client.complete("Hi", system=SYSTEM)
+        vendor.server.counts = lambda *_: "refused"
+        await pass_time(client, vendor.clock, LIVES[MODELS[0]])
+        assert len(vendor.bodies) == 2
+        assert [e.outcome for e in await client.ledger.entries()] == ["completed"]
+
+
+async def test_one_that_closing_cuts_short_is_booked(vendor: Vendor) -> None:
+    async with vendor.client(MODELS[0], Keeping(most=1)) as client:
+        await client.complete("Hi", system=SYSTEM)
+        vendor.server.counts = stalls
+        async with anyio.create_task_group() as group:
+            group.start_soon(pass_time, client, vendor.clock, LIVES[MODELS[0]])
+            with anyio.fail_after(10):
+                while len(vendor.bodies) < 2:
+                    await anyio.sleep(0.005)
+            group.cancel_scope.cancel()
+        assert [(e.outcome, e.estimated) for e in await client.ledger.entries()][0] == ("cancelled", True)
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_prewarming_that_is_hung_up_on_is_booked_as_written(vendor: Vendor, model: str) -> None:
+    async with vendor.client(model) as client:
+        vendor.server.counts = hangs_up
+        with pytest.raises(ConnectionFailedError):
+            await client.prewarm(system=SYSTEM)
+        (entry,) = await client.ledger.entries()
+    assert (entry.outcome, entry.estimated, entry.usage) == ("failed", True, None)
+    assert entry.amount is not None
+    assert entry.amount > Decimal(3000) * Decimal("1.25") * Decimal("0.7") / 1_000_000
 
 
 async def test_a_request_in_time_makes_it_needless(vendor: Vendor) -> None:

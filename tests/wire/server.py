@@ -55,6 +55,7 @@ from tests.wire.frames import (
     whole_object,
 )
 
+Counts = Callable[[Api, dict[str, Any], dict[str, str]], Callable[[int], dict[str, Any]] | str | None]
 _APIS: dict[str, Api] = {"/chat/completions": "chat", "/responses": "responses", "/messages": "messages"}
 _COUNTS = {"/messages/count_tokens": "messages", "/responses/input_tokens": "responses"}
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 429: "Too Many Requests"}
@@ -93,7 +94,8 @@ class WireServer:
         requests: every request, in order of arrival. `connections` is how many are open, `opened` how many ever were.
         keep_alive: seconds an idle connection is kept; may be changed between requests.
         slow_s: seconds before the first event of every stream; may be changed while it runs.
-        counts: what a request counts as: the usage object for an answer of so many tokens, or the text of a 400.
+        counts: what a request counts as: the usage object for an answer of so many tokens, or the text of a 400. None: it is
+            hung up on.
     """
 
     def __init__(self, *, keep_alive: float = 5.0, port: int = 0, record: bool = True) -> None:
@@ -101,7 +103,7 @@ class WireServer:
         self.port = port
         self.requests: list[Recorded] = []
         self.slow_s = 0.0
-        self.counts: Callable[[Api, dict[str, Any], dict[str, str]], Callable[[int], dict[str, Any]] | str] | None = None
+        self.counts: Counts | None = None
         self.connections = self.opened = self.idle_closed = 0
         self.seen: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
@@ -299,6 +301,8 @@ class _Link(asyncio.Protocol):
         usage: Callable[[int], dict[str, Any]] | None = None
         if self.server.counts is not None:
             counted = self.server.counts(api, request, recorded.headers)
+            if counted is None:
+                raise self._end()
             if isinstance(counted, str):
                 return self._object(400, error_object(api, 400, text=counted), api)
             usage = counted

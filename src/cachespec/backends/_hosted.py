@@ -258,7 +258,8 @@ class HostedBackend(ABC):
             counts = answer.get("usage")
             usage = None if counts is None else usage_from(self._profile.api, counts)
         except (ValueError, AttributeError, InputError) as error:
-            raise ServerError(f"an answer that is none: {error}", backend=self.name, model=self.model) from error
+            text = f"an answer that is none: {error}"
+            raise ServerError(text, backend=self.name, model=self.model, begun=True) from error
         request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
         facts = billing_facts((counts or {}) if self._profile.api == "messages" else answer)
         return Warmed(usage=usage, billing=facts, request_id=request_id)

@@ -41,20 +41,29 @@ class HttpClient(httpx2.AsyncClient):
                 pool._network_backend = _Network(network)  # type: ignore[union-attr]
                 self._networks.append(pool._network_backend)  # type: ignore[union-attr]
 
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+    async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         """Send, and once more where a reused connection turned out to be closed (see `_ClosedUnheard`).
 
         The second time goes by no connection that idled until now, for the server may be closing those just so.
         """
         try:
-            response = await super().send(request, **options)
+            response = await super().send(request, stream=True, **options)
         except httpx2.ReadError as error:
             if not isinstance(error.__cause__, _ClosedUnheard):
                 raise
             for network in self._networks:
                 network.trusted_since = time.monotonic()
-            response = await super().send(request, **options)
-        return response if response.is_success else await _error_read(response)
+            response = await super().send(request, stream=True, **options)
+        if not response.is_success:
+            return await _error_read(response)
+        if not stream:
+            try:
+                await response.aread()
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+                raise
+        return response
 
 
 async def _error_read(response: httpx2.Response) -> httpx2.Response:

@@ -59,33 +59,32 @@ def best_marks(
     saving = 1.0 - read
     # Where another request is just writing, more is kept than can be read: it is paid for again, and saves nothing again.
     kept = max(read_tokens, sum(part.tokens for part in covered))
-    best: list[list[tuple[float, _Path]]] = []
+    best: list[tuple[int, list[tuple[float, _Path]]]] = []  # by candidate: its tokens, and what ends with it, by lifetime
     top: tuple[float, _Path] = (0.0, ())
     for candidate in candidates:
-        chances = candidate.chances
+        chances, tokens = candidate.chances, candidate.tokens
         row: list[tuple[float, _Path]] = []
         gaps = min(patience, 1.0 / max(1.0 - chances[-1], 1e-9))
+        new, beyond = tokens - read_tokens, max(tokens - kept, 0)
         for number, lifetime in enumerate(lifetimes):
             saved = (chances[0] + gaps * (chances[number] - chances[0])) * saving
             premium = lifetime.write - 1.0
-            beyond = max(candidate.tokens - kept, 0)
-            value = beyond * saved - (candidate.tokens - read_tokens) * premium
+            value = beyond * saved - new * premium
             for part in covered:
                 if part.lifetime < number:
                     value += part.tokens * trust * gaps * (chances[number] - chances[part.lifetime]) * saving
             path: _Path = ()
-            for earlier in best:
-                for longer in range(number, len(lifetimes)):
-                    found, before = earlier[longer]
-                    start = before[-1][0].tokens
-                    gained = found + min(candidate.tokens - start, beyond) * saved - (candidate.tokens - start) * premium
-                    if gained >= value:
-                        value, path = gained, before
+            for start, earlier in best:
+                between = tokens - start
+                step = (between if between < beyond else beyond) * saved - between * premium
+                for found, before in earlier[number:]:
+                    if found + step >= value:
+                        value, path = found + step, before
             chosen = (value, (*path, (candidate, number)))
             row.append(chosen)
             if value > top[0] or (value >= top[0] and lifetime.write <= 1.0):
                 top = chosen
-        best.append(row)
+        best.append((tokens, row))
     return list(top[1])
 
 
