@@ -161,7 +161,7 @@ async def test_one_that_closing_cuts_short_is_booked(vendor: Vendor) -> None:
                 while len(vendor.bodies) < 2:
                     await anyio.sleep(0.005)
             group.cancel_scope.cancel()
-        assert [(e.outcome, e.estimated) for e in await client.ledger.entries()][0] == ("cancelled", True)
+        assert next((e.outcome, e.estimated) for e in await client.ledger.entries()) == ("cancelled", True)
 
 
 @pytest.mark.parametrize("model", MODELS)
