@@ -178,3 +178,27 @@ def test_what_was_saved_too_large_overflows_nothing(number: str) -> None:
         again.load(learned.dump())
         assert again.dump() == learned.dump()
         assert not re.search("NaN|Infinity", learned.dump().decode())
+
+
+def test_a_speed_is_that_of_what_a_name_stands_for() -> None:
+    slow, fast = (replace(ANSWER, target=name, ttft_ms=ms, total_ms=10 * ms) for name, ms in (("old", 2_000.0), ("new", 20.0)))
+    learned = taught(slow, times=30)
+    learned.answered(fast, now=31.0)
+    for _ in range(2):
+        assert learned.latency("claude", ASSUMED, TOKENS, local=False, now=32.0, target="new").evidence == "assumed"
+        assert learned.latency("claude", ASSUMED, TOKENS, local=False, now=32.0, target="third").evidence == "assumed"
+        said = learned.latency("claude", ASSUMED, TOKENS, local=False, now=32.0, target="old")
+        assert said.evidence == "measured"
+        assert (said.ttft_ms or 0) > 1_000
+        again = Learned()
+        again.load(learned.dump())
+        learned = again
+
+
+def test_what_was_heard_of_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachespec.learned._MODELS", 3)
+    learned = taught(*(replace(ANSWER, target=str(i)) for i in range(3)), times=MEASURED)
+    learned.answered(replace(ANSWER, target="0"), now=20.0)
+    learned.answered(replace(ANSWER, target="3"), now=21.0)
+    evidence = [learned.latency("claude", ASSUMED, TOKENS, local=False, now=22.0, target=str(i)).evidence for i in range(4)]
+    assert evidence == ["measured", "assumed", "measured", "assumed"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import overload
 
 from cachespec.caching import CacheTerms, Prefix
@@ -49,6 +50,9 @@ class Places:
         key = prefix.key
         assert isinstance(key, bytes)  # noqa: S101 - a prompt's digest
         return Spot(self.at[place], prefix.at, key, prefix.tokens, prefix.position, ttl, place)
+
+
+_INDEX = attrgetter("index")
 
 
 class Kept(Sequence[Spot]):
@@ -97,8 +101,7 @@ def legal_marks(
     if mine:
         mine = _reaching(mine, callers, places, terms, room)
         mine = _anchored(mine, callers, places, terms, room)
-    spots = sorted([*callers, *mine], key=lambda spot: spot.index)
-    return _falling(spots, terms), reasons
+    return _falling(sorted([*callers, *mine], key=_INDEX) if callers else mine, terms), reasons
 
 
 def reads(spot: Spot, index: int, position: int, terms: CacheTerms) -> bool:
@@ -150,6 +153,8 @@ def _anchored(mine: list[Spot], callers: Sequence[Spot], places: Places, terms: 
 def _falling(spots: list[Spot], terms: CacheTerms) -> list[Spot]:
     """With lifetimes that never rise: a planned mark is cut to the shortest of the caller's before it, and lifted to the
     longest after it, which costs nothing, since up to there everything is written for that long anyway."""
+    if len(spots) < 2:
+        return spots
     seconds = {lifetime.name: lifetime.seconds for lifetime in terms.lifetimes}
 
     def length(spot: Spot) -> float:

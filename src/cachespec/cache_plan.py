@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from cachespec.backends._marks import wire_marks
@@ -138,11 +137,10 @@ class CachePlanner:
         where, name = "policies.caching", f"{type(self.policy).__qualname__}.plan"
         try:
             choice = self.policy.plan(ask)
-            marks = choice.marks
-            known = {lifetime.name for lifetime in ask.terms.lifetimes}
-            ascending = all(a.index < b.index for a, b in pairwise(marks))
-            inside = not marks or (marks[0].index >= 0 and marks[-1].index < len(ask.prefixes))
-            fits = ascending and inside and all(mark.ttl in known for mark in marks)
+            known, last, fits = [lifetime.name for lifetime in ask.terms.lifetimes], -1, True
+            for mark in choice.marks:
+                fits = fits and last < mark.index < len(ask.prefixes) and mark.ttl in known
+                last = mark.index
         except Exception as error:
             raise ConfigError(f"{name} failed: {type(error).__name__}: {error}", key=where) from error
         if not fits:

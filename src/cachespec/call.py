@@ -338,6 +338,7 @@ class ClientCall:
                 total_ms=max(total_ms - earlier, 0.0),
                 most_input=held.offer.tokens.worst_input,
                 most_output=held.offer.tokens.output_max,
+                target=self._now.targets.get(name, ""),
             )
             learned.answered(answer, now=now)
 

@@ -337,8 +337,9 @@ class Decider:
         prompt = asked.prompt if request is asked.request else replace(asked.prompt, request=request)
         estimate = backend.estimate(prompt)
         ignored = _unsupported(asked.request, backend) if self._settings.drop_unsupported else ()
+        target = self._settings.targets.get(name, "")
         planned = plans[name] = self._planner.plan(
-            backend, prompt, asked.ask, target=self._settings.targets.get(name, ""), ignored=ignored, changed=asked.changed
+            backend, prompt, asked.ask, target=target, ignored=ignored, changed=asked.changed
         )
         said = estimate.tokens
         tokens, belief = (said if planned.tokens is None else planned.tokens), planned.belief or estimate.belief
@@ -364,7 +365,8 @@ class Decider:
         tokens = with_output(tokens, output_max, expected, said.worst_input, density.error)
         itself, busy = _for_output(estimate, tokens.output_expected) if capabilities.local else (estimate.latency, None)
         own[name] = own_latency(itself, local=capabilities.local)
-        latency = self._learned.latency(name, itself, tokens, local=capabilities.local, now=asked.ask.now)
+        local, now = capabilities.local, asked.ask.now
+        latency = self._learned.latency(name, itself, tokens, local=local, now=now, target=target)
         if busy is not None and itself.total_ms and latency.total_ms is not None:
             busy *= latency.total_ms / itself.total_ms  # what is learned of all of its time holds for this part, too
         timeout = asked.ask.timeout_s

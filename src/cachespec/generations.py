@@ -3,8 +3,8 @@
 A reload is validate-then-swap: the new file is read and checked, what is new in it is made and started, and only then does the
 client answer by it; whatever fails leaves everything as it was. What both have in common is kept: a backend whose table did
 not change goes on with its connections, its loaded model and its KV; a policy keeps what it learned; the ledger keeps its
-counters, so that a new limit holds for what was spent under the old one. What was learned of a backend is kept as long as its
-name stands for the same model, server and account. A request ends under the generation it began with.
+counters, so that a new limit holds for what was spent under the old one. What was learned of a backend holds where its name
+stands for the same model, server and account, before a reload or a restart as after it. A request ends under the generation it began with.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ class Generation:
 def generation(wired: Wired, *, learned: Learned, telemetry: Telemetry, before: Generation | None = None) -> Generation:
     """What is wired, ready to decide. Raises ConfigError for a backend that goes by another name."""
     config = wired.config
-    targets = {name: target_of(spec) for name, spec in config.backends.items()}
+    targets = {name: target_of(spec, wired.backends[name]) for name, spec in config.backends.items()}
     settings = Settings(
         models=config.models,
         default_model=config.default_model,
@@ -84,10 +85,16 @@ def generation(wired: Wired, *, learned: Learned, telemetry: Telemetry, before: 
     )
 
 
-def target_of(spec: PluginSpec) -> str:
-    """What a backend's name stands for: all that its table says but what it costs. Secrets are named there, never written."""
+def target_of(spec: PluginSpec, backend: Backend) -> str:
+    """What a backend's name stands for, in 32 hexadecimal digits: all that its table says but what it costs, its model, and its
+    server, which may be named elsewhere.
+
+    The same in every process, so that what was learned of one target is never taken for what another does.
+    """
     options = {key: value for key, value in spec.options.items() if key not in _PRICES}
-    return json.dumps([spec.use, options], sort_keys=True, default=str)
+    server = getattr(backend, "base_url", None)
+    text = json.dumps([spec.use, options, backend.model, server], sort_keys=True, default=str)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def replaced(now: Generation, before: Generation) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from cachespec.decision import Ask, Latency, TokenEstimate
 from cachespec.health import Health
@@ -19,6 +19,9 @@ from cachespec.speeds import HIGH, MEASURED, SpeedModel, Work
 from cachespec.tokens import Sizes, TokenModel
 from cachespec.turns import Turns
 from cachespec.usage import Usage
+
+_Place: TypeAlias = tuple[str, str]
+"""A backend's name, and what it stands for."""
 
 _VERSION = 3
 _MODELS = 1_000  # models and backends kept; a client has a handful
@@ -30,7 +33,7 @@ _OVERHEAD = 4_096  # tokens that a vendor may count beyond what was sent or aske
 class Answer:
     """An answer that was read to its end: what was asked, what was used, how long it took.
 
-    `model` names the tokenizer (provider and model); `sizes` is None where the backend counts exactly. `own` is what the
+    `target` is what the backend's name stood for when it was asked (`generations.target_of`). `model` names the tokenizer (provider and model); `sizes` is None where the backend counts exactly. `own` is what the
     backend had said about its time, for an answer of `own_output` tokens, when it knows it itself. `load`: other requests it
     had under way at the start. `most_input` and `most_output` are bounds of what the request can have used, where there are.
     """
@@ -47,6 +50,7 @@ class Answer:
     total_ms: float
     most_input: int | None = None
     most_output: int | None = None
+    target: str = ""
 
     @property
     def believable(self) -> bool:
@@ -67,7 +71,7 @@ class Learned:
         self.answers = 0
         """Answers that it was told of: what was saved at one count need not be saved again at the same."""
         self._tokens: dict[str, TokenModel] = {}
-        self._speeds: dict[str, SpeedModel] = {}
+        self._speeds: dict[_Place, SpeedModel] = {}  # the one that was heard of last at the end
         self._unmeasured = SpeedModel()
 
     def tokens(self, model: str) -> TokenModel:
@@ -84,13 +88,16 @@ class Learned:
         expected = self.outputs.expected(ask)
         return None if expected is None else round(expected)
 
-    def latency(self, backend: str, assumed: Latency, tokens: TokenEstimate, *, local: bool, now: float) -> Latency:
+    def latency(
+        self, backend: str, assumed: Latency, tokens: TokenEstimate, *, local: bool, now: float, target: str = ""
+    ) -> Latency:
         """The expected times of an offer: a backend's own estimate, or the prior, corrected by how long answers took.
 
+        Speeds are those of what its name stands for, `target`: another model's are not its own, over restarts and reloads.
         A local backend that cannot say (a server on one's own machine) has no prior either: it is measured, or not known.
         """
         own = own_latency(assumed, local=local)
-        model = self._speeds.get(backend)
+        model = self._speeds.get((backend, target))
         if local and (model is None or model.own != (own is not None)):
             return assumed
         model = model or self._unmeasured
@@ -134,17 +141,18 @@ class Learned:
         if usage.output is not None:
             self.outputs.learn(answer.ask, usage.output)
         own = _for_length(answer.own, answer.own_output, usage.output)
-        model = self._speeds.get(answer.backend)
+        place = answer.backend, answer.target
+        model = self._speeds.pop(place, None)
         if model is None or model.own != (own is not None):
             model = SpeedModel(own=own is not None)
-            if len(self._speeds) < _MODELS or answer.backend in self._speeds:
-                self._speeds[answer.backend] = model
+        self._speeds[place] = model
+        if len(self._speeds) > _MODELS:
+            del self._speeds[next(iter(self._speeds))]
         work = _work(usage.uncached, usage.cache_read, usage.written, usage.output, own, answer.load)
         model.learn(work, ttft_ms=answer.ttft_ms, total_ms=answer.total_ms, now=now)
 
     def forget(self, backend: str) -> None:
-        """Another server, account or model answers by this name now: how it is, and how fast, is not known."""
-        self._speeds.pop(backend, None)
+        """Another server, account or model answers by this name now: how it is, is not known."""
         self.health.forget(backend)
 
     def dump(self) -> bytes:
@@ -154,7 +162,7 @@ class Learned:
     def pieces(self) -> Iterator[bytes]:
         """`dump` in pieces (`cachespec.pieces`)."""
         tokens = listed([name, model.to_dict()] for name, model in list(self._tokens.items()) if model.seen)
-        speeds = listed([name, model.own, model.to_dict()] for name, model in list(self._speeds.items()))
+        speeds = listed([*place, model.own, model.to_dict()] for place, model in list(self._speeds.items()))
         yield f"[{_VERSION}".encode()
         for part in (tokens, self.outputs.pieces(), self.turns.pieces(), speeds):
             yield b","
@@ -170,9 +178,9 @@ class Learned:
                 return
             models = {str(name): TokenModel.from_dict(facts) for name, facts in tokens}
             lengths, follow, measured = OutputLengths.from_list(outputs), Turns.from_list(turns), {}
-            for name, own, facts in speeds:
-                measured[str(name)] = SpeedModel(own=bool(own))
-                measured[str(name)].load(facts)
+            for name, target, own, facts in speeds:
+                model = measured[str(name), str(target)] = SpeedModel(own=bool(own))
+                model.load(facts)
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return
         self._tokens, self.outputs, self.turns = models, lengths, follow

@@ -351,6 +351,57 @@ async def test_what_was_learned_of_a_name_ends_with_what_it_stood_for(
         assert latency == {"a": "assumed", "b": "measured"}
 
 
+def evidence(client: Client) -> str:
+    return client.plan("Hi").candidates[0].latency.evidence
+
+
+@pytest.mark.anyio
+async def test_a_restart_with_another_model_begins_with_no_speeds_of_it(write: Callable[..., str]) -> None:
+    async with Client.from_config(load_config(write(a="one"))) as client:
+        for _ in range(3):
+            await client.complete("Hi")
+        assert evidence(client) == "measured"
+    async with Client.from_config(load_config(write(a="two"))) as client:
+        assert evidence(client) == "assumed"
+        await client.complete("Hi")
+    async with Client.from_config(load_config(write(a="one"))) as client:
+        assert evidence(client) == "measured"
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_outlives_a_reload_teaches_the_new_model_nothing(write: Callable[..., str]) -> None:
+    path = write(a="one")
+    async with Client.from_config(load_config(path)) as client:
+        for _ in range(2):
+            await client.complete("Hi")
+        async with client.stream("Hi") as third, client.stream("Hi") as fourth:
+            write(a="two")
+            await client.reload()
+            for _ in range(2):
+                await client.complete("Hi")
+            assert evidence(client) == "assumed"
+            for stream in (third, fourth):
+                assert (await stream.get_final_completion()).text == "oneone"
+            assert evidence(client) == "assumed"
+        write(a="one")
+        await client.reload()
+        assert evidence(client) == "measured"
+
+
+@pytest.mark.anyio
+async def test_what_a_variable_names_is_part_of_what_a_name_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cachespec.toml"
+    url = '{ env = "SERVER" }'
+    path.write_text(f'[backends.a]\nuse = "compatible"\nmodel = "m"\nbase_url = {url}\napi_key = "k"\n')
+    found = []
+    for port in (1, 2, 1):
+        monkeypatch.setenv("SERVER", f"http://127.0.0.1:{port}/v1")
+        client = Client.from_config(load_config(path))
+        found.append(client._now.targets["a"])
+        await client.aclose()
+    assert found[0] == found[2] != found[1]
+
+
 @pytest.mark.anyio
 async def test_an_attempt_at_the_one_before_says_nothing_of_who_answers_by_its_name_now() -> None:
     health = Health()
