@@ -4,7 +4,8 @@ A reload is validate-then-swap: the new file is read and checked, what is new in
 client answer by it; whatever fails leaves everything as it was. What both have in common is kept: a backend whose table did
 not change goes on with its connections, its loaded model and its KV; a policy keeps what it learned; the ledger keeps its
 counters, so that a new limit holds for what was spent under the old one. What was learned of a backend holds where its name
-stands for the same model, server and account, before a reload or a restart as after it. A request ends under the generation it began with.
+stands for the same model, server and account, before a reload or a restart as after it. A request ends under the generation it
+began with.
 """
 
 from __future__ import annotations

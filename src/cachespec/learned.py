@@ -33,9 +33,10 @@ _OVERHEAD = 4_096  # tokens that a vendor may count beyond what was sent or aske
 class Answer:
     """An answer that was read to its end: what was asked, what was used, how long it took.
 
-    `target` is what the backend's name stood for when it was asked (`generations.target_of`). `model` names the tokenizer (provider and model); `sizes` is None where the backend counts exactly. `own` is what the
-    backend had said about its time, for an answer of `own_output` tokens, when it knows it itself. `load`: other requests it
-    had under way at the start. `most_input` and `most_output` are bounds of what the request can have used, where there are.
+    `target` is what the backend's name stood for when it was asked (`generations.target_of`). `model` names the tokenizer
+    (provider and model); `sizes` is None where the backend counts exactly. `own` is what the backend had said about its time,
+    for an answer of `own_output` tokens, when it knows it itself. `load`: other requests it had under way at the start.
+    `most_input` and `most_output` are bounds of what the request can have used, where there are.
     """
 
     ask: Ask

@@ -392,7 +392,8 @@ async def test_a_stream_that_outlives_a_reload_teaches_the_new_model_nothing(wri
 async def test_what_a_variable_names_is_part_of_what_a_name_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cachespec.toml"
     url = '{ env = "SERVER" }'
-    path.write_text(f'[backends.a]\nuse = "compatible"\nmodel = "m"\nbase_url = {url}\napi_key = "k"\n')
+    path.write_text(f'[backends.a]\nuse = "openai"\nmodel = "m"\nbase_url = {url}\napi_key = {{ env = "KEY" }}\n')
+    monkeypatch.setenv("KEY", "k")
     found = []
     for port in (1, 2, 1):
         monkeypatch.setenv("SERVER", f"http://127.0.0.1:{port}/v1")
