@@ -36,7 +36,7 @@ from cachespec.leases import MARGIN_S, Leases
 from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
 from cachespec.middleware import Chain
 from cachespec.policies.budgets import accounts
-from cachespec.policies.retries import Failure, next_attempt
+from cachespec.policies.retries import Failure, NextAttempt, next_attempt
 from cachespec.settling import spent
 from cachespec.stream import Outcome
 from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
@@ -92,6 +92,7 @@ class ClientCall:
         self._failures: list[Failure] = []
         self._failed: dict[str, CachespecError] = {}
         self._choose: str | None = None
+        self._attempts = 0
         self._open: _Open | None = None
         self._answered: _Open | None = None
         self._start: float | None = None  # on the event loop's clock: from when it is entered
@@ -116,6 +117,7 @@ class ClientCall:
     async def open(self, *, left_s: float | None) -> tuple[Attempt, Assembly]:
         if self._start is None:
             self._start = anyio.current_time()
+        until = None if left_s is None else anyio.current_time() + left_s
         await self._ready()
         if not self._failures:
             if (now := self._current()) is not self._now or self._sessions.changes != self._remembered:
@@ -124,18 +126,35 @@ class ClientCall:
                 self._asked = replace(self._asked, ask=replace(self._asked.ask, timeout_s=self.timeout_s))
             self._renew()
             await self._decider.refresh(self._asked)
-        verdict = await self._in_turn(self._decide(), left_s)
-        decision = verdict.decision
-        asked = self._asked.ask
-        self._telemetry.tell(Decided(tenant=asked.tenant, session_id=asked.session_id, tags=asked.tags, decision=decision))
-        if decision.chosen is None or decision.plan is None or verdict.planned is None:
-            raise route_error(verdict)
-        offer = decision.candidates[0]
-        backend = self._backends[decision.chosen]
-        self._choose = decision.chosen
-        health = self._learned.health
-        hold = self._hold(offer, left_s)
-        load, trial = health.load(backend.name), health.started(backend.name, asked.now)
+        while True:
+            left_s = None if until is None else until - anyio.current_time()
+            verdict = await self._in_turn(self._decide(), left_s)
+            asked, decision = self._asked.ask, verdict.decision
+            self._telemetry.tell(Decided(tenant=asked.tenant, session_id=asked.session_id, tags=asked.tags, decision=decision))
+            if decision.chosen is None or decision.plan is None or verdict.planned is None:
+                raise route_error(verdict)
+            try:
+                held = await self._reserved(verdict, left_s)
+                break
+            except BudgetExceededError as refusal:  # nobody was asked: decide again without that one
+                following = self._next(decision.chosen, refusal, left_s)
+                if following is None:
+                    raise
+                await self.pause(following.delay_s)
+        self._choose, self._open = decision.chosen, held
+        held.own = self._decider.own_now(verdict)
+        held.sent = self._caching.sent(verdict.planned, self._clock.time())
+        self._keepalives.used(verdict.planned)
+        left_s = None if until is None else until - anyio.current_time()
+        held.attempt = await held.backend.open(verdict.request, decision.plan, timeout=left_s)
+        self._answered = held
+        return held.attempt, held.assembly
+
+    async def _reserved(self, verdict: Verdict, left_s: float | None) -> _Open:
+        """An attempt at the chosen backend, with its reservation. Raises BudgetExceededError and LedgerError."""
+        offer, health = verdict.decision.candidates[0], self._learned.health
+        backend, hold = self._backends[offer.backend], self._hold(offer, left_s)
+        load, trial = health.load(backend.name), health.started(backend.name, self._asked.ask.now)
         try:
             await self._leases.renew()  # what is under way keeps its room, also when the clock jumped
             reservation = await self._ledger.reserve(hold)
@@ -144,14 +163,11 @@ class ClientCall:
             raise
         self._leases.keep(reservation, hold)
         assembly = Assembly(provider=backend.provider, model=backend.model, begun=self._began)
-        held = _Open(backend, offer, reservation, assembly, trial, load=load, own=verdict.own)
-        self._open = held
-        held.own = self._decider.own_now(verdict)
-        held.sent = self._caching.sent(verdict.planned, self._clock.time())
-        self._keepalives.used(verdict.planned)
-        held.attempt = await backend.open(verdict.request, decision.plan, timeout=left_s)
-        self._answered = held
-        return held.attempt, held.assembly
+        return _Open(backend, offer, reservation, assembly, trial, load=load, own=verdict.own)
+
+    @property
+    def asking(self) -> str | None:
+        return None if self._open is None else self._open.backend.name
 
     def _decide(self) -> Verdict:
         """Decide on what is known now."""
@@ -236,28 +252,40 @@ class ClientCall:
 
     async def retry(self, error: CachespecError, *, left_s: float | None) -> Retrying | None:
         held, self._open = self._open, None
-        if held is not None:
-            await self._give_back(held, error, left_s)
-        if self._verdict is None or self._verdict.decision.chosen is None:  # nobody was asked
-            self._tell_earlier(error, self._failures)
+        if held is None:  # nobody was asked, so nothing is anybody's fault
+            if all(failure.error is not error for failure in self._failures):
+                self._tell_earlier(error, self._failures)
             return None
-        name = self._choose or self._verdict.decision.chosen
-        failure = Failure(backend=name, error=error, at=anyio.current_time() - self._begun_at)
-        self._failures.append(failure)
-        self._failed[name] = error
-        able, barred = self._left()
-        plan = next_attempt(self._now.config.retries, self._failures, able, left_s=left_s)
+        await self._give_back(held, error, left_s)
+        self._attempts += 1
+        number, name = self._attempts, held.backend.name
+        plan = self._next(name, error, left_s)
         delay = 0.0 if plan is None else plan.delay_s
         following = None if plan is None else plan.backend
-        number = len(self._failures)
         self._telemetry.tell(AttemptFailed(attempt=number, backend=name, error=error, next_backend=following, delay_s=delay))
+        if plan is None:
+            return None
+        return Retrying(attempt=number, backend=name, error=error, next_backend=plan.backend, delay_s=delay)
+
+    def _next(self, name: str, error: CachespecError, left_s: float | None) -> NextAttempt | None:
+        """Who is asked after this backend failed, or was refused by a budget; None: nobody, and then the error says why.
+
+        A tool loop stays with who called the tools, unless that one is gone: busy is not gone (contract D2).
+        """
+        self._failures.append(Failure(backend=name, error=error, at=anyio.current_time() - self._begun_at))
+        self._failed[name] = error
+        able, barred = self._left()
+        ask = self._asked.ask
+        loop = ask.previous_backend if ask.tool_loop else None
+        stays = None if loop is None or self._learned.health.gone(loop, ask.now) else loop
+        plan = next_attempt(self._now.config.retries, self._failures, able, left_s=left_s, stays=stays)
         if plan is None:
             self._tell_earlier(error, self._failures[:-1])
             for note in barred:
                 error.add_note(note)
-            return None
-        self._choose = plan.backend
-        return Retrying(attempt=number, backend=name, error=error, next_backend=plan.backend, delay_s=delay)
+        else:
+            self._choose = plan.backend
+        return plan
 
     @staticmethod
     def _tell_earlier(error: CachespecError, failures: Sequence[Failure]) -> None:

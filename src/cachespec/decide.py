@@ -402,10 +402,13 @@ class Decider:
         )
 
     def _healthy(self, offers: list[Offer], ask: Ask, choose: str | None) -> list[Offer]:
-        """Those whose breaker is open are out, unless nobody else is left: then there is nothing to lose by asking."""
+        """Those whose breaker is open are out, unless nobody else is left: then there is nothing to lose by asking. A tool
+        loop's own place is out when it is gone, not when it is only busy (contract D2)."""
         health = self._learned.health
         ill = {o.backend: why for o in offers if o.eligible and (why := health.refusal(o.backend, ask.now)) is not None}
         ill.pop(choose or "", None)
+        if ask.tool_loop and not health.gone(ask.previous_backend or "", ask.now):
+            ill.pop(ask.previous_backend or "", None)
         if not ill or all(o.backend in ill for o in offers if o.eligible):
             return offers
         return [without(o, Reason("unhealthy", ill[o.backend])) if o.backend in ill else o for o in offers]

@@ -16,6 +16,7 @@ from cachespec.errors import (
     EngineStoppedError,
     NotFoundError,
     OutOfPagesError,
+    OverloadedError,
     PermissionDeniedError,
     RateLimitError,
     RequestRejectedError,
@@ -28,13 +29,15 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 LONGEST_ASKED_S = 3600.0
 """A server that says when it will be back is believed up to an hour: one request then sees whether it meant it."""
 _AT_ONCE = (AuthenticationError, PermissionDeniedError, NotFoundError, ConnectionFailedError, EngineStoppedError)
+_BUSY = (RateLimitError, OverloadedError)
 NOT_ITS_FAULT = (RequestRejectedError, OutOfPagesError)
 """What a request is refused for says nothing of who refuses it."""
 
 
 @dataclass(slots=True)
 class _Breaker:
-    """`openings` counts how often it opened, for ever; `probe` is the attempt that tries the backend after the pause."""
+    """`openings` counts how often it opened, for ever; `probe` is the attempt that tries the backend after the pause.
+    `busy`: it opened for load."""
 
     failures: int = 0
     pauses: int = 0
@@ -43,6 +46,7 @@ class _Breaker:
     open_until: float = 0.0
     probe: Trial | None = None
     cause: str = ""
+    busy: bool = False
 
     def waits(self, now: float) -> bool:
         """Whether its pause goes on; a clock that was set back to before it began ends it, too."""
@@ -83,6 +87,10 @@ class Health:
         if breaker.probe is not None:
             return f"{breaker.cause}; one request is trying it now"
         return None
+
+    def gone(self, backend: str, now: float) -> bool:
+        """Whether it should not be asked because nobody answers there, or not us. Who only has too much to do is not gone."""
+        return self.refusal(backend, now) is not None and not self._breakers[backend].busy
 
     def load(self, backend: str) -> int:
         """Requests under way there, of this client."""
@@ -140,6 +148,7 @@ class Health:
         breaker.openings += 1
         breaker.probe = None
         breaker.opened_at, breaker.open_until = now, now + (pause if asked is None else asked)
+        breaker.busy = isinstance(error, _BUSY)
         breaker.cause = f"{type(error).__name__} after {breaker.failures} failure{'s' if breaker.failures > 1 else ''} in a row"
 
     def forget(self, backend: str) -> None:

@@ -45,11 +45,15 @@ class Call(Protocol):
     def decision(self) -> Decision:
         """The latest decision."""
 
+    @property
+    def asking(self) -> str | None:
+        """The backend that is being asked now; None: nobody is."""
+
     async def open(self, *, left_s: float | None) -> tuple[Attempt, Assembly]:
         """Decide, reserve, and open the attempt that is due. Raises what failed; then nothing is held."""
 
     async def retry(self, error: CachespecError, *, left_s: float | None) -> Retrying | None:
-        """Note a failed attempt, release or settle it, and say what comes next; None: nothing does."""
+        """Note a failed attempt, release or settle it, and say what comes next; None: nothing does, or nobody was asked."""
 
     async def pause(self, seconds: float) -> None:
         """Wait between attempts."""
@@ -247,8 +251,8 @@ class ResponseStream:
         return self._timed_out()
 
     def _timed_out(self) -> BackendError:
-        chosen = self._call.decision.chosen
-        return RequestTimeoutError(f"not finished within {self._call.timeout_s:g} s", backend=chosen, retryable=False)
+        asking, timeout_s = self._call.asking, self._call.timeout_s
+        return RequestTimeoutError(f"not finished within {timeout_s:g} s", backend=asking, retryable=False)
 
     def _left(self) -> float | None:
         return None if self._deadline == math.inf else self._deadline - anyio.current_time()
@@ -321,8 +325,8 @@ class ResponseStream:
             why = "the stream ended without its protocol's terminal event"
             if assembly.committed:
                 await self._interrupt(why, None)
-            chosen = self._call.decision.chosen
-            await self._failed(StreamInterruptedError(why, backend=chosen, request_id=self.request_id, retryable=True))
+            asking = self._call.asking
+            await self._failed(StreamInterruptedError(why, backend=asking, request_id=self.request_id, retryable=True))
             return
         await self._close()
         total = (anyio.current_time() - self._start) * 1000

@@ -36,11 +36,17 @@ class NextAttempt:
 
 
 def next_attempt(
-    rule: RetryRule, failures: Sequence[Failure], candidates: Sequence[str], *, left_s: float | None
+    rule: RetryRule,
+    failures: Sequence[Failure],
+    candidates: Sequence[str],
+    *,
+    left_s: float | None,
+    stays: str | None = None,
 ) -> NextAttempt | None:
     """What to do after the last of `failures`; None: give up.
 
-    `candidates` are the backends in the order of the decision, `left_s` is what is left of the deadline.
+    `candidates` are the backends in the order of the decision, `left_s` is what is left of the deadline. As long as the
+    one that `stays` can serve us, nobody else is asked.
 
     A rejected request (400) ends it: the same body would be refused again. A backend that cannot serve us at all (key,
     permission, model not there, budget) is left out for the rest. What may pass (429, 5xx, overload, cut, timeout) moves
@@ -60,6 +66,7 @@ def next_attempt(
     if sent and tenacity.stop_after_attempt(rule.attempts)(state):
         return None
     usable = [name for name in candidates if name not in gone]
+    usable = [stays] if stays in usable else usable
     tried = {f.backend for f in failures}
     fresh = [name for name in usable if name not in tried]
     if fresh:
