@@ -14,6 +14,7 @@ from cachespec.errors import (
     AuthenticationError,
     BackendError,
     ConnectionFailedError,
+    LedgerError,
     NotFoundError,
     OverloadedError,
     PermissionDeniedError,
@@ -22,10 +23,11 @@ from cachespec.errors import (
     ServerError,
     StreamInterruptedError,
 )
-from cachespec.events import ResponseStarted, UsageReported
+from cachespec.events import ResponseStarted, Retrying, UsageReported
 from cachespec.ledger.base import Hold
 from cachespec.ledger.memory import MemoryLedger
 from cachespec.pricing import hosted_rates
+from cachespec.telemetry import AttemptFailed, Decided, Settled
 from cachespec.testing import FakeClock, Reply, ScriptedBackend, say
 from cachespec.usage import Usage
 
@@ -169,6 +171,98 @@ async def test_a_pinned_backend_alone_is_not_left_for_another() -> None:
             await client.complete("Hi")
     assert len(caught.value.__notes__) == 3
     assert not second.requests
+
+
+class Waiting(FakeClock):
+    """Pauses take their time."""
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(60)
+
+
+class Stuck(MemoryLedger):
+    """Never reserves: others hold the file."""
+
+    async def reserve(self, hold: Hold) -> str:
+        await anyio.sleep(60)
+        return await super().reserve(hold)
+
+
+class Loading(ScriptedBackend):
+    async def start(self) -> None:
+        await anyio.sleep(60)
+
+
+def told(kind: type[Any], hooked: list[Any]) -> list[Any]:
+    return [one for one in hooked if isinstance(one, kind)]
+
+
+async def test_a_deadline_that_passes_between_two_attempts_is_nobodys_failure() -> None:
+    hooked: list[Any] = []
+    only = backend("only", refusing(OverloadedError("529", backend="only")))
+    async with client_of(only, clock=Waiting(), hooks=[hooked.append], policies={"retries": {"first_delay": 0.01}}) as client:
+        with pytest.raises(RequestTimeoutError) as caught:
+            await client.complete("Hi", timeout=0.3)
+        failed = told(AttemptFailed, hooked)
+        assert [(f.attempt, type(f.error), f.next_backend) for f in failed] == [(1, OverloadedError, "only")]
+        assert caught.value.backend is None
+        assert caught.value.__notes__ == ["earlier: only: OverloadedError: only: 529"]
+        assert await client.ledger.entries() == ()
+        assert len(only.requests) == 1
+
+
+@pytest.mark.parametrize("where", ["ledger", "start"])
+async def test_a_deadline_that_passes_before_anybody_was_asked_is_nobodys_failure(where: str) -> None:
+    hooked: list[Any] = []
+    first = backend("first", kind=Loading if where == "start" else ScriptedBackend)
+    client = client_of(first, ledger=Stuck() if where == "ledger" else None, hooks=[hooked.append])
+    for _ in range(4):
+        with pytest.raises(RequestTimeoutError) as caught:
+            await client.complete("Hi", timeout=0.05)
+        assert caught.value.backend is None
+    assert told(AttemptFailed, hooked) == []
+    assert client._learned.health.refusal("first", client._clock.time()) is None
+    assert client._learned.health.load("first") == 0
+    assert first.requests == []
+    await client.aclose()
+
+
+async def test_one_that_a_budget_refuses_was_not_asked_and_is_not_told_as_failed() -> None:
+    hooked: list[Any] = []
+    dear, cheap = backend("dear", price="1000"), backend("cheap")
+    policies = {"routing": {"use": "pinned", "backend": "dear"}, "budgets": [{"scope": "overall", "limit": "0.05"}]}
+    client = client_of(dear, cheap, policies=policies, hooks=[hooked.append], max_output_tokens=100)
+    async with client, client.stream("Hi") as stream:
+        events = [event async for event in stream]
+        done = await stream.get_final_completion()
+    assert done.backend == "cheap"
+    assert dear.requests == []
+    assert "budget" in {r.code for o in done.decision.candidates if o.backend == "dear" for r in o.reasons}
+    assert [type(one) for one in hooked] == [Decided, Decided, Settled]
+    assert told(Retrying, events) == []
+
+
+async def test_attempts_are_counted_without_those_that_a_budget_refused() -> None:
+    hooked: list[Any] = []
+    dear, ill, well = backend("dear", price="1000"), backend("ill", refusing(ServerError("500"))), backend("well", price="2")
+    policies = {"routing": {"use": "pinned", "backend": "dear"}, "budgets": [{"scope": "overall", "limit": "0.05"}]}
+    async with client_of(dear, ill, well, policies=policies, hooks=[hooked.append], max_output_tokens=100) as client:
+        assert (await client.complete("Hi")).backend == "well"
+    assert [(f.attempt, f.backend) for f in told(AttemptFailed, hooked)] == [(1, "ill")]
+
+
+async def test_a_ledger_that_fails_is_no_backends_failure() -> None:
+    class Broken(MemoryLedger):
+        async def reserve(self, hold: Hold) -> str:
+            raise LedgerError("disk full")
+
+    hooked: list[Any] = []
+    first, second = backend("first"), backend("second")
+    async with client_of(first, second, ledger=Broken(), hooks=[hooked.append]) as client:
+        with pytest.raises(LedgerError, match="disk full"):
+            await client.complete("Hi")
+    assert told(AttemptFailed, hooked) == []
+    assert first.requests == second.requests == []
 
 
 COUNTED = Usage(uncached=900, cache_read=0, cache_write={}, output=0)

@@ -14,12 +14,17 @@ import pytest
 from cachespec.client import Client
 from cachespec.decision import REASON_CODES, Ask, Decision, Offer, Reason
 from cachespec.errors import (
+    AuthenticationError,
+    BackendError,
     BudgetExceededError,
     ConfigError,
     ConnectionFailedError,
+    EngineStoppedError,
     NoRouteError,
     OverloadedError,
+    RateLimitError,
     RequestRejectedError,
+    ServerError,
 )
 from cachespec.events import Completion, Finished, ResponseStarted, TextDelta, ToolCallDelta, UsageReported
 from cachespec.pricing import hosted_rates
@@ -141,6 +146,75 @@ async def test_a_tool_loop_moves_when_its_backend_is_gone() -> None:
         ]
         assert client.plan(messages=history).chosen == "cheap"
         assert (await client.complete(messages=history)).text == "Taken over."
+
+
+BUSY = [
+    RateLimitError("429", backend="cheap", status=429),
+    RateLimitError("429", backend="cheap", status=429, retry_after=2.0),
+    OverloadedError("529", backend="cheap", status=529),
+    OverloadedError("503", backend="cheap", status=503, retry_after=2.0),
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", BUSY)
+async def test_a_tool_loop_waits_for_who_is_busy_and_then_fails_as_it_did(error: BackendError) -> None:
+    clock, busy = FakeClock(), Reply(refuse=error)
+    backends = pair(cheap=[calling("c1"), busy, busy, say("Done."), *[busy] * 4, say("Again.")])
+    async with Client(backends=backends, models=BOTH, clock=clock) as client:
+        first = await client.complete("Look.", session_id="s")
+        history = results(first, "c1")
+        assert (await client.complete(messages=history, session_id="s")).text == "Done."
+        assert all(pause >= (error.retry_after or 0.5) for pause in clock.sleeps)
+        with pytest.raises(type(error)) as caught:
+            await client.complete(messages=history, session_id="s")
+        assert caught.value is error
+        assert client.plan("Hi").chosen == "dear"  # four in a row: its breaker is open, which is no reason to move
+        decision = client.plan(messages=history, session_id="s")
+        assert decision.chosen == "cheap"
+        assert codes(decision, "cheap")[-1] == "tool_loop"
+        assert (await client.complete(messages=history, session_id="s")).text == "Again."
+    assert not backends["dear"].requests
+
+
+@pytest.mark.anyio
+async def test_a_tool_loop_stays_where_others_were_sent_away_for_a_while() -> None:
+    away = Reply(refuse=RateLimitError("429", backend="cheap", retry_after=60.0))
+    backends = pair(cheap=[calling("c1"), away, say("Done.")])
+    async with Client(backends=backends, models=BOTH, clock=FakeClock()) as client:
+        first = await client.complete("Look.")
+        assert (await client.complete("Hi")).backend == "dear"
+        assert client.plan("Hi").chosen == "dear"
+        assert (await client.complete(messages=results(first, "c1"))).text == "Done."
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        (ConnectionFailedError("refused", backend="cheap"), 1),
+        (AuthenticationError("401", backend="cheap"), 1),
+        (EngineStoppedError("crashed", backend="cheap"), 1),
+        (ServerError("500", backend="cheap"), 3),
+        (ConnectionFailedError("hung up", backend="cheap", begun=True), 3),
+    ],
+)
+async def test_a_backend_is_gone_when_its_breaker_opens_for_more_than_load(error: BackendError, asked: int) -> None:
+    backends = pair(cheap=[calling("c1"), Reply(refuse=error)], dear=[say("Taken over.")])
+    async with Client(backends=backends, models=BOTH, clock=FakeClock()) as client:
+        first = await client.complete("Look.")
+        done = await client.complete(messages=results(first, "c1"))
+        assert (done.backend, done.text) == ("dear", "Taken over.")
+        assert len(backends["cheap"].requests) == 1 + asked
+        assert codes(done.decision, "cheap")[-1] == "unhealthy"
+
+
+@pytest.mark.anyio
+async def test_a_tool_loop_moves_when_its_backend_was_taken_out_of_the_alias() -> None:
+    backends = pair(cheap=[calling("c1")])
+    async with Client(backends=backends, models=BOTH | {"one": ["dear"]}) as client:
+        first = await client.complete("Look.", model="both")
+        assert (await client.complete(messages=results(first, "c1"), model="one")).backend == "dear"
 
 
 def results(done: Completion, *calls: str) -> list[Any]:

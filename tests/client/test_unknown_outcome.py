@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.backends.raw_server import OK, RawServer
+from tests.backends.raw_server import OK, RawServer, answer
 
 from cachespec.client import Client
-from cachespec.errors import ConnectionFailedError, RequestTimeoutError
+from cachespec.errors import ConnectionFailedError, OverloadedError, RateLimitError, RequestTimeoutError
 from cachespec.ledger.base import Entry
 from cachespec.testing import FakeClock
 
@@ -127,6 +127,36 @@ async def test_hang_ups_count_as_failures_in_a_row_and_a_closed_port_is_enough_b
         async with client_of(tmp_path, [closed_port(), well.url], clock=clock, attempts=2) as client:
             assert (await client.complete("Hi")).backend == "b1"
             assert client.plan("Hi").chosen == "b1"
+
+
+TOOL_CALL = answer(
+    "200 OK",
+    b'data: {"id":"c","model":"m","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c1","type":"function",'
+    b'"function":{"name":"look","arguments":"{}"}}]}}]}\n\n'
+    b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}\n\ndata: [DONE]\n\n',
+    "content-type: text/event-stream",
+)
+
+
+@pytest.mark.parametrize("status", ["429 x", "503 x", "529 x"])
+async def test_a_tool_loop_on_the_wire_waits_for_a_busy_vendor_and_gets_its_error(tmp_path: Path, status: str) -> None:
+    said = answer(status, b'{"error":{"message":"too much to do"}}', "retry-after: 1")
+
+    def handler(connection: socket.socket, n: int) -> object:
+        return connection.sendall(TOOL_CALL if n == 1 else said)
+
+    clock = FakeClock()
+    with RawServer(handler) as busy, RawServer(lambda connection, n: connection.sendall(OK)) as other:
+        async with client_of(tmp_path, [busy.url, other.url], clock=clock, attempts=3) as client:
+            tools = [{"name": "look", "input_schema": {"type": "object"}}]
+            first = await client.complete("Look.", tools=tools)
+            result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "seen"}
+            history: list[Any] = [{"role": "user", "content": "Look."}, first.message, result]
+            with pytest.raises(RateLimitError if status[0] == "4" else OverloadedError, match="too much to do"):
+                await client.complete(messages=history, tools=tools)
+            assert client.plan(messages=history, tools=tools).chosen == "b0"
+        assert (len(busy.requests), len(other.requests)) == (4, 0)
+        assert clock.sleeps == [pytest.approx(1.0, abs=0.2)] * 2
 
 
 async def test_a_hang_up_counts_against_a_budget_of_its_request(tmp_path: Path) -> None:
