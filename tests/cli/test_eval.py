@@ -158,3 +158,23 @@ def test_options_that_do_not_go_together(run: Run, prompts: Callable[..., str], 
     assert run("eval", prompts(), "-c", app()).exit_code == 2
     result = run("eval", prompts(), "--backend", "wire", "-c", app(), "--write-policy", "/nowhere/at/all.toml")
     assert "cannot be written" in result.output
+
+
+@pytest.mark.model
+def test_a_drafter_that_fails_is_shown(
+    run: Run, prompts: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("cachespec.engine.drafters.suffix.SuffixDrafter.accept", lambda self, track, tokens: 1 / 0)
+    config = tmp_path / "app.toml"
+    config.write_text(LOCAL)
+    line = {"prompt": "a", "answer": "b c d"}
+    command = ("eval", prompts(line), "--backend", "laptop", "-c", str(config))
+    shown = run(*command)
+    assert shown.exit_code == 0, shown.output
+    assert "suffix: FAILED, no figures: drafter suffix: accept: ZeroDivisionError" in " ".join(shown.stdout.split())
+    found = document(run(*command, "--json"))
+    assert found.keys() == KEYS | {"failed"}
+    assert found["groups"][0]["drafters"] == {}
+    assert found["groups"][0]["recommended"] == "eval_required"

@@ -16,6 +16,7 @@ from cachespec.engine.costs import CalibrationStore
 from cachespec.engine.evidence import load_evidence
 from cachespec.engine.models import find_model
 from cachespec.errors import InputError
+from cachespec.evaluation.page import html
 from cachespec.evaluation.prompts import Slice, parse_prompts
 from cachespec.evaluation.result import Evaluated
 from cachespec.evaluation.run import evaluate
@@ -177,3 +178,51 @@ def test_a_draft_model_that_does_not_fit_is_not_loaded(folder: Path, monkeypatch
     done, _ = evaluated(folder, LOCAL + draft, parse_prompts(['{"prompt": "a", "answer": "b c d"}']))
     assert list(done.evaluation.overall.drafters) == ["suffix"]
     assert len([note for note in done.evaluation.notes if "draft_does_not_fit" in note]) == 2
+
+
+BROKEN = """
+from cachespec.engine.drafters.suffix import SuffixDrafter
+
+
+class Broken(SuffixDrafter):
+    def prospects(self, tracks, limit):
+        raise RuntimeError("the index is <gone>")
+
+    def stop(self):
+        raise RuntimeError("and cannot be stopped")
+"""
+
+
+@model
+def test_a_drafter_that_fails_is_told_and_nothing_is_recommended_by_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_drafter.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = LOCAL + 'draft = { use = "broken_drafter:Broken" }\n'
+    line = '{"prompt": "Colours.", "answer": "red green red green red green red green red green"}'
+    done, config = evaluated(folder, text, parse_prompts([line]))
+    found = done.evaluation
+    use = "broken_drafter:Broken"
+    assert list(found.overall.drafters) == ["suffix"]
+    assert list(found.failed) == [use]
+    assert found.failed[use].endswith("prospects: RuntimeError: the index is <gone>")
+    assert found.to_dict()["failed"] == dict(found.failed)
+    assert f"{use} failed" in found.recommendation
+    assert found.best != use
+    assert "is &lt;gone&gt;" in html(found, "slice")
+    assert load_evidence(CalibrationStore(folder), fingerprint(config), "laptop", {"use": use}) is None
+
+
+@model
+def test_where_every_drafter_fails_nothing_is_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, tracks: object, limit: int) -> None:
+        raise RuntimeError("gone")
+
+    monkeypatch.setattr("cachespec.engine.drafters.suffix.SuffixDrafter.prospects", fail)
+    done, _ = evaluated(folder, prompts=parse_prompts(['{"prompt": "a", "answer": "b c d"}']))
+    found = done.evaluation
+    assert (found.best, [group.recommended for group in found.groups]) == ("eval_required", ["eval_required"])
+    assert "no drafter could be evaluated" in found.recommendation
+    assert found.failed == {"suffix": "drafter suffix: prospects: RuntimeError: gone"}
+    assert done.draft is None

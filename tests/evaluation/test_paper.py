@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from tests.engine.scripted import ScriptedRuntime, forever
 
+from cachespec.engine.contained import Fault
 from cachespec.engine.drafters.suffix import SuffixDrafter
 from cachespec.engine.sampling import Sampling
 from cachespec.engine.speculation import CostTable
@@ -97,3 +99,27 @@ def test_costs_are_measured_and_nothing_is_left_in_the_runtime() -> None:
     assert truth.seconds(9, 100) > 0
     assert {1, 2, 8, 25} <= set(runtime.calls)
     assert not on_this_thread(runtime)
+
+
+class Breaking(SuffixDrafter):
+    """Drafts well, until it has accepted so many times."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def accept(self, track: object, tokens: Sequence[int]) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("no more")
+        super().accept(track, tokens)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_drafter_that_breaks_is_no_drafter_that_is_never_right(after: int) -> None:
+    given = [sample(REPEATED)]
+    with pytest.raises(Fault, match="suffix: accept: RuntimeError: no more"):
+        list(shadow(given, Breaking(after), RUNTIME))
+    truth = Truth({1: FLAT})
+    with pytest.raises(Fault, match="no more"):
+        list(play(given, Goodput(), Breaking(after), truth=truth, believed=FLAT, runtime=RUNTIME, width=32))

@@ -176,6 +176,8 @@ def _print(found: Evaluation) -> None:
         for row in rows(group):
             table.add_row(*(Text(cell) for cell in row))  # categories are data, not markup
     print_table(table)
+    for name, error in found.failed.items():
+        out.print(f"\n{name}: FAILED, no figures: {error}", markup=False)
     prefix = found.prefix
     total = max(1, prefix.total_tokens)
     kept = ", ".join(f"{n} {c / total:.1%}" for n, c in prefix.by_lifetime.items() if c is not None)

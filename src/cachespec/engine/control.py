@@ -177,6 +177,11 @@ class SpeculationControl:
         self._seconds = self._probe_s = self._probe_credit = self._planning = 0.0
         self._steps = self._emitted = 0
 
+    @property
+    def fault(self) -> str | None:
+        """Why speculation was switched off; None as long as it is not."""
+        return self._fault
+
     def serve(self, vocab: int) -> None:
         """Draft for a model with so many tokens."""
         if self._drafter is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ from cachespec.backends._local import LocalBackend
 from cachespec.backends._startup import has_room, make_drafter, measured_costs
 from cachespec.backends.base import Backend
 from cachespec.config import Config
+from cachespec.engine.contained import ContainedDrafter, Fault
 from cachespec.engine.costs import CalibrationStore
 from cachespec.engine.drafters.base import Drafter
 from cachespec.engine.evidence import Evidence, save_evidence
@@ -56,6 +58,7 @@ class LocalEvaluation:
         self._progress, self._most, self._temperature, self._store = progress, max_output_tokens, temperature, store
         self._settings = replace(backend.settings, parallel=1)
         self._notes: list[str] = []
+        self._failed: dict[str, str] = {}  # drafters, and why
         self._width = 1  # tokens that a call may evaluate
 
     async def evaluated(self) -> Evaluated:
@@ -147,23 +150,27 @@ class LocalEvaluation:
         truth: Truth,
         believed: CostTable,
     ) -> Scored | None:
-        """One drafter over the samples, in shadow and under the backend's policy; None: it does not fit, or cannot be made.
+        """One drafter over the samples, in shadow and under the backend's policy; None: it does not fit, or it failed.
 
         Each pass has a drafter of its own: one that saw the answers once knows them.
         """
         if has_room(draft, self._backend.draft_fits) is False:
             self._notes.append(f"{use}: the draft model does not fit into memory (draft_does_not_fit)")
             return None
-        counts = self._pass(use, draft, runtime, len(samples), 0, lambda made: shadow(samples, made, runtime))
         policy, width = self._settings.policy(), self._width
-        played = self._pass(
-            use,
-            draft,
-            runtime,
-            len(samples),
-            1,
-            lambda made: play(samples, policy, made, truth=truth, believed=believed, runtime=runtime, width=width),
-        )
+        try:
+            counts = self._pass(use, draft, runtime, len(samples), 0, lambda made: shadow(samples, made, runtime))
+            played = self._pass(
+                use,
+                draft,
+                runtime,
+                len(samples),
+                1,
+                lambda made: play(samples, policy, made, truth=truth, believed=believed, runtime=runtime, width=width),
+            )
+        except Fault as fault:
+            self._failed[use] = str(fault)
+            return None
         return counts, played
 
     def _pass(
@@ -183,7 +190,8 @@ class LocalEvaluation:
                 results.append(result)
                 self._progress(f"scoring {use}", number * count + len(results), 2 * count)
         finally:
-            drafter.stop()
+            with suppress(Fault):  # what it did until then is what counts
+                ContainedDrafter(drafter).stop()
         return results
 
     def _result(
@@ -206,9 +214,10 @@ class LocalEvaluation:
             for i in order
         )
         spent = [Spent(request=pairs[i][1], t=pairs[i][0].t, output=len(samples[i].answer)) for i in order]
-        overall = _group(ALL, range(len(samples)), samples, scores, bar)
+        without = "eval_required" if self._failed else "capability"
+        overall = _group(ALL, range(len(samples)), samples, scores, bar, without)
         groups = tuple(
-            _group(category, [i for i, s in enumerate(samples) if s.category == category], samples, scores, bar)
+            _group(category, [i for i, s in enumerate(samples) if s.category == category], samples, scores, bar, without)
             for category in dict.fromkeys(sample.category for sample in samples)
         )
         self._keep(runtime, overall, drafts)
@@ -219,8 +228,9 @@ class LocalEvaluation:
             overall=overall,
             prefix=prefix,
             policies=policies,
-            recommendation=local_words(self._backend.name, overall, groups, bar, prefix),
+            recommendation=local_words(self._backend.name, overall, groups, bar, prefix, self._failed),
             notes=tuple(self._notes),
+            failed=self._failed,
         )
         return Evaluated(evaluation=evaluation, draft=drafts.get(overall.recommended), caching=None)
 
@@ -251,6 +261,7 @@ def _group(
     samples: Sequence[Sample],
     scores: Mapping[str, Scored],
     bar: float | None,
+    without: str,
 ) -> Group:
     drafters: dict[str, DrafterScore] = {}
     for use, (counts, played) in scores.items():
@@ -267,5 +278,5 @@ def _group(
         requests=len(numbers),
         tokens=sum(len(samples[i].answer) for i in numbers),
         drafters=drafters,
-        recommended=recommended(drafters, bar),
+        recommended=recommended(drafters, bar) if drafters else without,
     )

@@ -11,6 +11,9 @@ def html(found: Evaluation, slice_name: str) -> str:
     """The whole page."""
     groups = (*found.groups, found.overall) if len(found.groups) > 1 else found.groups
     parts = [section("Recommendation", paragraph(found.recommendation))]
+    if found.failed:
+        failed = table(("drafter", "error"), list(found.failed.items()))
+        parts.append(section("Drafters that failed", failed, note="There are no figures of these."))
     names = list(dict.fromkeys(name for group in groups for name in group.drafters))
     for name in names:
         speeds = {group.category: group.drafters[name].predicted_speedup for group in groups if name in group.drafters}

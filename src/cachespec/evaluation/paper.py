@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter, thread_time
 from typing import Any, Final
 
+from cachespec.engine.contained import Fault
 from cachespec.engine.control import Outcome, Plan, SpeculationControl
 from cachespec.engine.costs import CostModel
 from cachespec.engine.drafters.base import Drafter
@@ -131,14 +132,17 @@ def play(
     runtime: Runtime,
     width: int,
 ) -> Iterator[Played]:
-    """The samples one after another, as one client's requests to an engine that decodes one at a time."""
+    """The samples one after another, as one client's requests to an engine that decodes one at a time. Raises Fault."""
     control = SpeculationControl(policy, drafter, costs=CostModel(believed), max_tokens=width)
     for sample in samples:
         yield _play(sample, control, truth, runtime)
 
 
 def shadow(samples: Sequence[Sample], drafter: Drafter[Any], runtime: Runtime) -> Iterator[Counts]:
-    """Accepted and rejected tokens of each sample, for drafts of `SHADOW` tokens at every place that verifying reaches."""
+    """Accepted and rejected tokens of each sample, for drafts of `SHADOW` tokens at every place that verifying reaches.
+
+    Raises Fault.
+    """
     control = SpeculationControl(Fixed(draft_length=SHADOW), drafter, costs=None, max_tokens=1 + SHADOW)
     before = (0, 0)
     for sample in samples:
@@ -174,6 +178,8 @@ def _play(sample: Sample, control: SpeculationControl, truth: Truth | None, runt
         calls += 1
         at += right + 1
     control.close(track, learn=True)
+    if control.fault is not None:  # live it would go on plainly; here it would look like a drafter that is never right
+        raise Fault(control.fault)
     return Played(category=sample.category, plain_s=plain, seconds=seconds, calls=calls, tokens=max(0, len(text) - 1))
 
 

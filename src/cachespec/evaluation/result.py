@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
@@ -67,7 +67,8 @@ class Group:
 class Evaluation:
     """All of it. `overall` is the whole slice as one group; `best` what is recommended for it, as `Group.recommended`.
 
-    `notes` are remarks for a person: what was left out, and why.
+    `notes` are remarks for a person: what was left out, and why. `failed` are drafters that broke, each with its error: there
+    are no figures of those.
     """
 
     backend: str
@@ -77,19 +78,21 @@ class Evaluation:
     policies: Mapping[str, Decimal | None]
     recommendation: str
     notes: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def best(self) -> str:
         return self.overall.recommended
 
     def to_dict(self) -> dict[str, Any]:
-        """The format ``eval``."""
+        """The format ``eval``; with `failed`, the error by drafter, where one failed."""
         return {
             "backend": self.backend,
             "groups": [group.to_dict() for group in self.groups],
             "prefix": self.prefix.to_dict(),
             "policies": {name: money_text(cost) for name, cost in self.policies.items()},
             "recommendation": self.recommendation,
+            **({"failed": dict(self.failed)} if self.failed else {}),
         }
 
 
@@ -103,9 +106,8 @@ class Evaluated:
 
 
 def recommended(drafters: Mapping[str, DrafterScore], bar: float | None) -> str:
-    """The drafter that is predicted to give most, if that is worth it and over the bar; else why none."""
-    if not drafters:
-        return "capability"
+    """Of the drafters, of which there are some, the one that is predicted to give most, if that is worth it and over the bar;
+    else why none."""
     over = {name: score for name, score in drafters.items() if over_bar(score, bar)}
     if not over:
         return "low_acceptance" if any(score.acceptance for score in drafters.values()) else "no_gain"
@@ -118,8 +120,15 @@ def over_bar(score: DrafterScore, bar: float | None) -> bool:
     return score.acceptance is not None and (bar is None or score.acceptance.rate >= bar)
 
 
-def local_words(backend: str, overall: Group, groups: tuple[Group, ...], bar: float | None, prefix: Prefixes) -> str:
-    """What to do about a local backend, in words."""
+def local_words(
+    backend: str,
+    overall: Group,
+    groups: tuple[Group, ...],
+    bar: float | None,
+    prefix: Prefixes,
+    failed: Mapping[str, str],
+) -> str:
+    """What to do about a local backend, in words. `failed`: drafters that nothing is known of, since they broke."""
     best, scores = overall.recommended, overall.drafters
     if best in scores:
         score = scores[best]
@@ -129,6 +138,8 @@ def local_words(backend: str, overall: Group, groups: tuple[Group, ...], bar: fl
         text += f" answers are predicted to come {score.predicted_speedup:.2f} times as fast"
         if len(gains) > 1:
             text += f" ({min(gains):.2f} to {max(gains):.2f} by category)"
+    elif not scores and failed:
+        text = f"no speculation on {backend} ({best}): no drafter could be evaluated"
     elif not scores:
         text = f"no speculation on {backend} (capability): its model cannot go back, so nothing can be drafted"
     else:
@@ -142,7 +153,8 @@ def local_words(backend: str, overall: Group, groups: tuple[Group, ...], bar: fl
         some = [group.category for group in groups if group.recommended == name]
         if some:
             text += f"; it would pay for {', '.join(some)} alone"
-    return f"{text}. {_sharing(prefix)}"
+    broke = "".join(f"{name} failed, and nothing is said of it: {error}. " for name, error in failed.items())
+    return f"{text}. {broke}{_sharing(prefix)}"
 
 
 def hosted_words(backend: str, prefix: Prefixes, caching: Mapping[str, Decimal | None], best: str | None) -> str:
