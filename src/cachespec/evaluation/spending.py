@@ -126,7 +126,7 @@ class _Till:
     caching: CachingPolicy
     routing: RoutingPolicy
     learned: Learned = field(default_factory=Learned)
-    sessions: dict[str, str] = field(default_factory=dict)
+    sessions: dict[tuple[str | None, str], str] = field(default_factory=dict)
     under_way: list[tuple[float, Sent, Usage]] = field(default_factory=list)
 
     def cost(self, requests: Sequence[Spent]) -> Decimal | None:
@@ -153,9 +153,10 @@ class _Till:
         return None if total is None else total.quantize(_SMALLEST)
 
     def _one(self, decider: Decider, caching: Caching, spent: Spent, now: float) -> Decimal | None:
-        session = spent.request.session_id
+        request = spent.request
+        session = None if request.session_id is None else (request.tenant, request.session_id)  # each tenant's are its own
         asked = decider.ask(
-            replace(spent.request, model=None, extra={}),
+            replace(request, model=None, extra={}),
             now=now,
             timeout_s=self.config.timeout,
             previous_backend=None if session is None else self.sessions.get(session),
