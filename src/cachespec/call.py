@@ -394,7 +394,11 @@ class ClientCall:
 
     async def _book(self, held: _Open, outcome: Outcome, *, ttft_ms: float | None, total_ms: float) -> None:
         usage, cost = spent(held.backend, held.attempt, held.assembly, held.offer.tokens, since=held.since)
-        self._cost = cost
+        self._cost, told = cost, held.assembly.usage
+        if told is not None and usage is None:
+            held.assembly.usage = None
+            counts = f"{told.input_tokens} tokens of input and {told.output} of output"
+            self._warnings.append(f"{held.backend.name} reported {counts}, which no request can cost: taken as not reported")
         if cost.amount is not None:
             self._asked = replace(self._asked, spent=EXACT.add(self._asked.spent, cost.amount))
         finished = held.assembly.finished

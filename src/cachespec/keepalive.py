@@ -30,6 +30,7 @@ from cachespec.policies.budgets import accounts, applied
 from cachespec.pricing import Rates
 from cachespec.quotes import estimated_cost
 from cachespec.request import Request
+from cachespec.settling import believable
 from cachespec.telemetry import KeptAlive, Telemetry
 from cachespec.usage import WRITE_TTLS, Cost, Usage
 
@@ -224,7 +225,9 @@ class KeepAlives:
                 ending = "failed" if isinstance(error, Exception) else "cancelled"
                 await to_the_end(lambda: self._ledger.settle(reservation, _settlement(expected, ending)))
             raise
-        cost = _cost(backend.rates, warmed) or expected
+        cost = _cost(backend.rates, warmed)
+        if cost is None or not believable(cost):
+            warmed, cost = replace(warmed, usage=None), expected
         await to_the_end(lambda: self._ledger.settle(reservation, _settlement(cost, "kept", warmed)))
         return warmed, cost
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import anyio
 
 from cachespec.assembly import Assembly
 from cachespec.decision import TokenEstimate
+from cachespec.ledger.base import MOST_USD
 from cachespec.quotes import cut_usage, estimated_cost
 from cachespec.usage import Cost, Usage
 
@@ -20,8 +22,25 @@ def spent(
 ) -> tuple[Usage | None, Cost]:
     """What an attempt used, as the vendor counted it where it did, and its price.
 
-    `tokens` were expected; what nobody counted is estimated by them. `since`, on the event loop's clock, it was under way.
+    `tokens` were expected; what nobody counted is estimated by them. `since`, on the event loop's clock, it was under way. A
+    count that nobody can believe, since no ledger holds its price, is None, as if it had not come.
     """
+    usage, cost = _reported(backend, attempt, assembly, tokens, since=since)
+    if believable(cost):
+        return usage, cost
+    estimate = cut_usage(tokens, deltas=assembly.deltas, size=assembly.size)
+    cost = estimated_cost(backend.rates, estimate, busy_s=assembly.busy_s, billing=assembly.billing)
+    return None, cost if believable(cost) else Cost(amount=None, estimated=True, source=None, price_date=None)
+
+
+def believable(cost: Cost) -> bool:
+    """Whether one request may have cost that. What is not known may."""
+    return (cost.amount or Decimal(0)) <= MOST_USD
+
+
+def _reported(
+    backend: Backend, attempt: Attempt | None, assembly: Assembly, tokens: TokenEstimate, *, since: float
+) -> tuple[Usage | None, Cost]:
     rates = backend.rates
     busy, usage, counted = assembly.busy_s, assembly.usage, assembly.finished is not None
     if backend.capabilities.local and not counted:

@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.backends.raw_server import OK, RawServer, answer
+from tests.backends.raw_server import CHAT, OK, RawServer, answer
 
+from cachespec.backends.base import Capabilities
 from cachespec.client import Client
 from cachespec.errors import ConnectionFailedError, OverloadedError, RateLimitError, RequestTimeoutError
+from cachespec.events import Finished, TextDelta, UsageReported
 from cachespec.ledger.base import Entry
-from cachespec.testing import FakeClock
+from cachespec.pricing import local_rates
+from cachespec.testing import ALL_PARAMETERS, FakeClock, Reply, ScriptedBackend
+from cachespec.usage import MOST_TOKENS, Usage
 
 pytestmark = pytest.mark.anyio
 PRICES = {"input": "1", "cache_read": "0.1", "output": "10"}
 BEGUN = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 1000\r\n\r\n"
 PROMPT = "word " * 200
+USAGE = Usage(uncached=10, cache_read=0, cache_write={}, output=1)
 
 
 def table(url: str, **more: Any) -> dict[str, Any]:
@@ -127,6 +132,53 @@ async def test_hang_ups_count_as_failures_in_a_row_and_a_closed_port_is_enough_b
         async with client_of(tmp_path, [closed_port(), well.url], clock=clock, attempts=2) as client:
             assert (await client.complete("Hi")).backend == "b1"
             assert client.plan("Hi").chosen == "b1"
+
+
+def counted(prompt: int, output: int) -> bytes:
+    usage = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\n' % (prompt, output)
+    return answer("200 OK", CHAT.replace(b"data: [DONE]", usage + b"data: [DONE]"), "content-type: text/event-stream")
+
+
+@pytest.mark.parametrize("counts", [(MOST_TOKENS, 3), (50, MOST_TOKENS), (MOST_TOKENS, MOST_TOKENS)])
+async def test_a_count_that_no_request_can_cost_is_taken_as_not_reported(tmp_path: Path, counts: tuple[int, int]) -> None:
+    """More than 9.2 million USD: the answer reaches the user, and budgets go on by an estimate."""
+
+    def handler(connection: socket.socket, n: int) -> object:
+        connection.sendall(counted(*counts) if n == 1 else counted(50, 3))
+        return True
+
+    with RawServer(handler) as server:
+        async with Client(
+            backends={"b0": table(server.url)},
+            ledger={"use": "sqlite", "path": str(tmp_path / "ledger.db")},
+            policies={"budgets": [{"scope": "overall", "limit": "1.00"}]},
+            max_output_tokens=100,
+        ) as client:
+            done = await client.complete(PROMPT)
+            assert (done.text, done.usage, done.estimated) == ("hello", None, True)
+            assert done.cost is not None
+            assert 0 < done.cost < 1
+            assert any(f"{counts[0]} tokens of input and {counts[1]} of output" in warning for warning in done.warnings)
+            (entry,) = await client.ledger.entries()
+            assert (entry.outcome, entry.usage, entry.estimated, entry.amount) == ("completed", None, True, done.cost)
+            (state,) = client.plan("Hi").budgets
+            assert (state.spent, state.reserved) == (done.cost, 0)
+            again = await client.complete(PROMPT)
+            assert again.usage == Usage(uncached=50, cache_read=None, cache_write=None, output=3)
+            assert (await client.ledger.totals()).amount == done.cost + (again.cost or 0)
+
+
+async def test_a_price_that_no_ledger_holds_leaves_the_cost_unknown() -> None:
+    """A machine of more than nine million USD for a second: the answer counts, and nobody can say what it cost."""
+    told = (TextDelta("Hello"), Finished(reason="stop", busy_s=1.0), UsageReported(USAGE))
+    rates = local_rates({"per_hour": "100000000000000"})
+    backend = ScriptedBackend(
+        Reply(batches=(told,)), rates=rates, capabilities=Capabilities(parameters=ALL_PARAMETERS, local=True)
+    )
+    async with Client(backends={"scripted": backend}, timeout=None) as client:
+        done = await client.complete("Hi")
+        (entry,) = await client.ledger.entries()
+    assert (done.text, done.cost, entry.amount) == ("Hello", None, None)
 
 
 TOOL_CALL = answer(

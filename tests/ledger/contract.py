@@ -15,7 +15,7 @@ import pytest
 
 from cachespec.decision import BudgetState
 from cachespec.errors import BudgetExceededError, InputError, LedgerError
-from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
+from cachespec.ledger.base import MOST_USD, Hold, Ledger, Limit, Settlement
 from cachespec.usage import MOST_TOKENS, Usage
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -341,6 +341,13 @@ class LedgerContract:
         assert figures(ledger.snapshot([budget])) == [("0", "1E-12")]
         await ledger.settle(reservation, spent("0.0000000000014"))
         assert figures(ledger.snapshot([budget])) == [("1E-12", "0")]
+        await ledger.aclose()
+
+    @pytest.mark.anyio
+    async def test_the_most_that_one_request_can_cost_is_held_exactly(self, ledger: FullLedger) -> None:
+        for _ in range(3):
+            await ledger.settle(await ledger.reserve(hold(str(MOST_USD))), spent(str(MOST_USD)))
+        assert (await ledger.totals()).amount == 3 * MOST_USD
         await ledger.aclose()
 
     @pytest.mark.parametrize("amount", ["-1", "NaN", "Infinity", "9223373", "9e999999"])

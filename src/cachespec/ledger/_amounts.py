@@ -11,7 +11,7 @@ from cachespec.usage import exact
 
 UNITS = 12
 MOST = 2**63 - 1
-"""The largest amount of one request, in units (about 9.2 million USD): what an SQLite integer holds."""
+"""The largest amount of one request, in units (`base.MOST_USD`): what an SQLite integer holds."""
 _NO_LIMIT = 10**40  # units; more than any number of requests can spend
 _MOST_LEASE_S = 100 * 366 * 86_400.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

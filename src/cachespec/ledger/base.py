@@ -16,6 +16,9 @@ from typing import Protocol
 from cachespec.decision import BudgetState
 from cachespec.usage import Usage
 
+MOST_USD = Decimal("9223372.036854775807")
+"""The most that a ledger holds for one request, in USD: 64 bits of 1e-12 USD. More is refused, reserved or settled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
