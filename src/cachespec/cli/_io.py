@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from cachespec.errors import InputError
+from cachespec.text_source import STDIN, named, read_text
 from cachespec.usage import Usage, money_text
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from cachespec.session import SessionStream
     from cachespec.stream import ResponseStream
 
-STDIN = "<stdin>"
 AS_JSON = "cachespec.json"
 _UNBOUNDED = 100_000
 _FOLDED = 12  # characters of a line, at least, of a column that is folded
@@ -144,22 +144,9 @@ async def echo_text(stream: ResponseStream | SessionStream) -> None:
             click.echo()
 
 
-def read_text(path: str) -> str:
-    """A file's text, or stdin's for ``-``. Raises InputError when it cannot be read or is no UTF-8."""
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{_named(path)}: cannot be read: {error.strerror or error}") from error
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{_named(path)}:{line}: is not UTF-8 text") from None
-
-
 def read_object(path: str) -> Mapping[str, Any]:
     """The JSON object in a file or, for ``-``, on stdin. Raises InputError that gives file, line and column."""
-    name, text = _named(path), read_text(path)
+    name, text = named(path), read_text(path)
     try:
         value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
     except json.JSONDecodeError as error:
@@ -171,10 +158,6 @@ def read_object(path: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{name}: must be a JSON object, not {type(value).__name__}")
     return value
-
-
-def _named(path: str) -> str:
-    return STDIN if path == "-" else path
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cachespec.cli._io import STDIN, console, json_option, own_plugins, read_text, write_json
+from cachespec.cli._io import console, json_option, own_plugins, write_json
+from cachespec.text_source import STDIN, read_text
 
 
 @click.group(name="config")

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cachespec.backends.base import BackendInfo, Located
-from cachespec.cli._io import STDIN, config_option, console, json_option, read_text, write_json
+from cachespec.cli._io import config_option, console, json_option, write_json
 from cachespec.config import HOSTED, LOCAL, Config, auto_config, installed, load_config, parse_config, references
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError
+from cachespec.text_source import STDIN, read_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cachespec.cli._io import STDIN, config_option, console, json_option, keep_inputs, print_table, read_text, write_json
+from cachespec.cli._io import config_option, console, json_option, keep_inputs, print_table, write_json
 from cachespec.errors import InputError
+from cachespec.text_source import STDIN, read_text
 
 if TYPE_CHECKING:
     from cachespec.config import Config

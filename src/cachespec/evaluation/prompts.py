@@ -6,14 +6,10 @@ left out, and told; in a REQUEST they are an error, as everywhere.
 
 from __future__ import annotations
 
-import gzip
 import json
-import sys
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 from cachespec.bodies import KEYWORDS, request_from_body
@@ -21,6 +17,7 @@ from cachespec.checks import kind_of
 from cachespec.errors import InputError
 from cachespec.messages import Message, TextPart
 from cachespec.request import Request
+from cachespec.text_source import named, read_text
 
 ANSWERS: Final = ("answer", "output", "response")
 OTHERS: Final = "other"
@@ -83,22 +80,7 @@ class Slice:
 
 def read_prompts(path: str) -> Slice:
     """The slice in a file, or on stdin for ``-``. Raises InputError that names file, line and field."""
-    name = "<stdin>" if path == "-" else path
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"{name}: is no complete gzip file: {error}") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{name}:{line}: is not UTF-8 text") from None
-    return parse_prompts(text.split("\n"), name)
+    return parse_prompts(read_text(path).split("\n"), named(path))
 
 
 def parse_prompts(lines: Iterable[str], name: str = "PROMPTS") -> Slice:

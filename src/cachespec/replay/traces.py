@@ -11,18 +11,14 @@ Both are JSON lines, plain or gzipped; the first line tells which it is.
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import sys
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Literal
 
 from cachespec.errors import InputError
+from cachespec.text_source import named, read_text
 
 TraceFormat = Literal["mooncake", "coding-agent"]
 Run = tuple[int, int]
@@ -92,22 +88,7 @@ class Trace:
 
 def read_trace(path: str) -> Trace:
     """The trace in a file, or on stdin for ``-``. Raises InputError that names file, line and field."""
-    name = "<stdin>" if path == "-" else path
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from error
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"{name}: is no complete gzip file: {error}") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{name}:{line}: is not UTF-8 text") from None
-    return parse_trace(io.StringIO(text), name)
+    return parse_trace(read_text(path).split("\n"), named(path))
 
 
 def parse_trace(lines: Iterable[str], name: str = "<trace>") -> Trace:
