@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from tests.engine.simulate import FLAT, GREEDY, STEEP, Clock, PaperDrafter, play
 
 from cachespec.engine.control import ANCHOR_EVERY, Outcome, SpeculationControl
 from cachespec.engine.costs import ANCHORS, CalibrationStore, CostModel, cache_folder, calibrate
+from cachespec.engine.drafters.base import Draft
 from cachespec.engine.drafters.suffix import SuffixDrafter
 from cachespec.engine.estimates import DrafterEstimate, RequestEstimate
 from cachespec.engine.runtimes.base import Span
@@ -317,6 +319,70 @@ def test_reading_the_prompt_is_no_part_of_drafting() -> None:
     assert short.plain / short.seconds > 0.98
     tried = sum(n > 0 for n in short.lengths)
     assert 0 < tried < 100  # the first answer finds out
+
+
+def test_behind_long_prompts_a_draft_model_is_tried_again_within_the_same_budget() -> None:
+    """Reading takes as long as 17 plain steps, and of a probe without it four are saved up for at most."""
+    truth, tokens = table(FLAT), 300
+
+    def late(at: int) -> float:
+        return 0.02 if at < 12 * tokens else 0.9
+
+    reading = {"prompt": 2000, "read_s": 2e-4, "draft_s": 0.002, "tokens": tokens}
+    bad = play(Goodput(), truth, lambda at: 0.02, requests=60, **reading)
+    assert 0.3 * 0.005 * bad.seconds < bad.probe_s <= 0.005 * bad.seconds * 1.02
+    assert bad.plain / bad.seconds > 0.98
+    good = play(Goodput(), truth, late, requests=40, **reading)
+    assert sum(n > 0 for n in good.lengths[-200:]) > 190
+    assert good.plain / good.seconds > 1.5
+
+
+def test_what_is_read_is_paid_for_by_the_tokens_that_follow_and_by_the_probes_budget_where_it_was_a_probe() -> None:
+    clock, costs = Clock(), table(FLAT)
+    drafter = PaperDrafter([False] * 500, lambda at: 0.9, clock=clock, draft_s=0.002, prompt=100, read_s=1e-3)
+    control = SpeculationControl(Goodput(max_length=1), drafter, costs=CostModel(costs), max_tokens=64, clock=clock)
+    track = control.open([0], sampling=GREEDY, namespace=None, output=101)
+    (plan,) = control.plan([track], [100])
+    assert (plan.choice.reason, plan.choice.length) == ("gain", 1)
+    took = 0.1 + 0.002  # what a token takes is not known yet, and taken for what one takes to be read
+    assert plan.reading_s == pytest.approx(took * 100 / 101)
+    before = track.credit
+    assert before is not None
+    control.settle([track], [plan], [Outcome(0, [1])], costs.seconds(1, 2))
+    assert track.credit is not None
+    spent = before - track.credit
+    assert spent == pytest.approx(costs.seconds(1, 2) - 1.01 * costs.seconds(1, 1) + plan.reading_s / 100, abs=2e-4)
+    assert track.owed == pytest.approx(plan.reading_s * 0.99)
+    for left in range(99, 0, -1):
+        control.settle([track], [replace(plan, draft=Draft(source=""), reading_s=0.0)], [Outcome(0, [1])], 0.02)
+        track.left = left - 1
+    assert track.owed == pytest.approx(0.0, abs=1e-9)
+    assert control.stats().probe_s == 0
+    other = control.open([0], sampling=GREEDY, namespace=None, output=101)
+    probe = Choice(length=1, reason="eval_required")
+    control.step([other], [Draft(source="paper", pending=True)], [100])
+    owed, before = other.owed, other.credit
+    control.settle([other], [replace(plan, choice=probe, draft=Draft(source=""))], [Outcome(0, [1])], 0.02)
+    assert (other.owed, other.credit) == (owed, before)
+    assert control.stats().probe_s == plan.reading_s
+
+
+def test_a_forecast_knows_what_a_draft_model_has_to_read() -> None:
+    clock = Clock()
+    drafter = PaperDrafter([True] * 9000, lambda at: 0.75, clock=clock, draft_s=0.002, prompt=100, read_s=1e-3)
+    control = SpeculationControl(Goodput(), drafter, costs=CostModel(table(FLAT)), max_tokens=64, clock=clock)
+    drive(control, [True] * 9000, 200)
+    near, far, long = (control.forecast(*of).choice for of in ((200, 0), (200, 3000), (4000, 3000)))
+    assert near.gain is not None
+    assert far.gain is not None
+    assert long.gain is not None
+    assert far.gain < long.gain < near.gain
+    assert control.forecast(20, 3000).choice.reason == "no_gain"
+    free = SpeculationControl(
+        Goodput(), PaperDrafter([True] * 9000, lambda at: 0.75, clock=clock), costs=CostModel(table(FLAT)), max_tokens=64
+    )
+    drive(free, [True] * 9000, 50)
+    assert free.forecast(200, 3000) == free.forecast(200)
 
 
 def test_forecasts_say_what_is_known() -> None:

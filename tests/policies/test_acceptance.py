@@ -167,6 +167,15 @@ def test_credit_bounds_what_may_be_lost() -> None:
     assert only(Goodput(), step(candidate(0.97, credit_s=-1.0), costs=costs)).length > 8  # promises too much to be left
 
 
+def test_what_is_read_first_is_at_risk_as_a_whole() -> None:
+    costs = table(MIDDLE)
+    for setup, credit, length in ((0.0, 0.003, 1), (0.05, 0.003, 0), (0.05, 0.03, 1)):
+        behind = candidate(0.5, credit_s=credit, setup_s=setup, remaining=2000)
+        assert only(Goodput(), step(behind, costs=costs)).length == length
+    sure = candidate(0.97, credit_s=0.0, setup_s=0.05, remaining=2000)
+    assert only(Goodput(), step(sure, costs=costs)).length > 8
+
+
 def test_probes_are_short_and_only_where_nothing_is_learned_otherwise() -> None:
     costs = table(MIDDLE)
     blind = candidate(0.1, scored=False, draft_s=0.002, previous=0)
@@ -178,6 +187,13 @@ def test_probes_are_short_and_only_where_nothing_is_learned_otherwise() -> None:
     assert only(Goodput(min_acceptance=0.5), step(low, costs=costs, probe_s=1.0)).reason == "eval_required"
     short = candidate(0.1, scored=False, output=5, previous=0)
     assert only(Goodput(min_output_tokens=20), step(short, costs=costs, probe_s=1.0)).reason == "short_output"
+    behind = candidate(0.1, scored=False, draft_s=0.002, previous=0, setup_s=0.5)
+    assert only(Goodput(), step(behind, costs=costs, probe_s=price + 0.5 + 1e-9)).reason == "eval_required"
+    assert only(Goodput(), step(behind, costs=costs, probe_s=price + 0.49)).reason == "no_gain"
+    late = candidate(0.1, scored=False, draft_s=0.002, previous=0, setup_s=0.5, remaining=40)
+    assert only(Goodput(), step(late, costs=costs, probe_s=1.0)).reason == "no_gain"  # it could not pay any more
+    pair = Goodput().choose(step(behind, blind, costs=CostTable({2: {2: 0.02, 40: 0.2}}), probe_s=0.1))
+    assert [choice.reason for choice in pair] == ["no_gain", "eval_required"]  # the cheaper one
     # A batch in which another sequence gains is not probed besides.
     both = Goodput().choose(step(candidate(0.95), blind, costs=CostTable({2: {2: 0.02, 40: 0.021}}), probe_s=1.0))
     assert both[0].reason == "gain"

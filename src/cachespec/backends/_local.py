@@ -254,7 +254,7 @@ class LocalBackend(ABC):
             belief=belief,
             latency=latency,
             busy_s=busy,
-            speculation=speculation(started, expected),
+            speculation=speculation(started, expected, rest),
         )
 
     def report(self) -> dict[str, Any]:

@@ -33,13 +33,14 @@ def report(facts: Mapping[str, Any], started: Started) -> dict[str, Any]:
     }
 
 
-def speculation(started: Started, output: int) -> Speculation | None:
-    """What the engine intends for an answer of this length; None: it was given no drafter."""
+def speculation(started: Started, output: int, prefill: int) -> Speculation | None:
+    """What the engine intends for an answer of this length, after `prefill` tokens that are new here; None: it was given no
+    drafter."""
     if started.control is None:
         if started.reason is None:
             return None
         return Speculation(drafter=None, draft_length=0, acceptance=None, gain=None, reason=started.reason)
-    forecast = started.control.forecast(output)
+    forecast = started.control.forecast(output, prefill)
     return Speculation(
         drafter=forecast.drafter,
         draft_length=forecast.choice.length,

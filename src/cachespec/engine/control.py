@@ -45,12 +45,14 @@ _SAVED_PROBES = 4.0  # probe time that is kept at most, in steps of plain decodi
 class Plan:
     """What one sequence verifies in this step, and why that much.
 
-    `draft` may be shorter than what was chosen. `computed`: it was not known before, and making it took time.
+    `draft` may be shorter than what was chosen. `computed`: it was not known before, and making it took time; `reading_s` of
+    that went into tokens that its drafter was behind with, at the speed of the table of costs.
     """
 
     draft: Draft
     choice: Choice
     computed: bool = False
+    reading_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +130,13 @@ class _Paper:
 class Track:
     """One request, as the control sees it."""
 
-    __slots__ = ("credit", "estimates", "idle", "inner", "output", "paper", "previous", "shadow", "shadow_at")
+    __slots__ = ("credit", "estimates", "idle", "inner", "left", "output", "owed", "paper", "previous", "shadow", "shadow_at")
 
     def __init__(self, inner: Any, estimates: dict[str, RequestEstimate], output: int) -> None:
         self.inner, self.estimates, self.output = inner, estimates, output
         self.credit: float | None = None  # in seconds; None until costs are known
+        self.left = output  # tokens that may still come
+        self.owed = 0.0  # seconds of reading that the tokens to come have to pay for, in equal parts
         self.previous = 0
         self.idle: Choice | None = None  # what the policy chose when there was nothing to draft
         self.shadow: Draft | None = None
@@ -175,6 +179,7 @@ class SpeculationControl:
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
         self._reasons: Counter[str] = Counter()
         self._seconds = self._probe_s = self._probe_credit = self._planning = 0.0
+        self._awaited = 0.0  # seconds that the next probe needs for reading
         self._steps = self._emitted = 0
 
     @property
@@ -242,10 +247,15 @@ class SpeculationControl:
                 track.idle = None if hint.pending else choice
             elif track.shadow is None or (choice.wanted and track.paper is None):
                 track.shadow, track.shadow_at, track.paper = hint, 0, self._on_paper(len(tracks), choice.wanted)
-        drafts = self._draft(tracks, hints, choices) if drafting else [self._empty[hint.source] for hint in hints]
+        if not drafting:
+            return [
+                Plan(draft=self._empty[hint.source], choice=choice, computed=hint.pending)
+                for choice, hint in zip(choices, hints, strict=True)
+            ]
+        drafts, reading = self._draft(tracks, hints, choices)
         return [
-            Plan(draft=draft, choice=choice, computed=hint.pending)
-            for draft, choice, hint in zip(drafts, choices, hints, strict=True)
+            Plan(draft=draft, choice=choice, computed=hint.pending, reading_s=reading.get(i, 0.0))
+            for i, (draft, choice, hint) in enumerate(zip(drafts, choices, hints, strict=True))
         ]
 
     def _idle(self, tracks: Sequence[Track], hints: Sequence[Draft]) -> list[Plan] | None:
@@ -270,8 +280,12 @@ class SpeculationControl:
             for track in tracks:
                 if track.credit is None:
                     track.credit = _START * table.seconds(1, 1)
+        for track, left in zip(tracks, remaining, strict=True):
+            track.left = left
+        candidates = tuple(self._candidate(t, h, r) for t, h, r in zip(tracks, hints, remaining, strict=True))
+        self._awaited = min((c.setup_s for c in candidates if not c.scored), default=self._awaited)
         return Step(
-            candidates=tuple(self._candidate(t, h, r) for t, h, r in zip(tracks, hints, remaining, strict=True)),
+            candidates=candidates,
             costs=table,
             max_tokens=self._max_tokens,
             probe_s=self._probe_credit,
@@ -292,24 +306,27 @@ class SpeculationControl:
             remaining=remaining,
             output=track.output,
             draft_s=self._draft_s.get(hint.source, 0.0) if hint.pending else 0.0,
-            setup_s=self._setup_s(hint),
+            setup_s=self._reading_s(hint.source, hint.behind) if hint.pending else 0.0,
             scored=not hint.pending,
             previous=track.previous,
             credit_s=0.0 if track.credit is None else track.credit,
         )
 
-    def _setup_s(self, hint: Draft) -> float:
-        """What reading takes before the first token is drafted; until that was seen, rather too little, so that it will be."""
-        if not hint.pending or hint.behind < MUCH_BEHIND or self._costs is None:
+    def _reading_s(self, source: str, behind: int) -> float:
+        """What a draft model takes to read so many tokens; until that was seen, rather too little, so that it will be."""
+        if behind < MUCH_BEHIND or self._costs is None:
             return 0.0
-        each = self._read_s.get(hint.source)
+        each = self._read_s.get(source)
         if each is None:
             table = self._costs.table
             widest = max(table.points[min(table.points)])
             each = _READS * table.seconds(1, widest) / widest
-        return hint.behind * each
+        return behind * each
 
-    def _draft(self, tracks: Sequence[Track], hints: Sequence[Draft], choices: Sequence[Choice]) -> list[Draft]:
+    def _draft(
+        self, tracks: Sequence[Track], hints: Sequence[Draft], choices: Sequence[Choice]
+    ) -> tuple[list[Draft], dict[int, float]]:
+        """The drafts, and the seconds that were spent on reading, by track."""
         lengths = [choice.length for choice in choices]
         drafts = [hint.first(length) for hint, length in zip(hints, lengths, strict=True)]
         computed = [i for i, hint in enumerate(hints) if hint.pending and lengths[i]]
@@ -321,24 +338,28 @@ class SpeculationControl:
                 drafts[i] = draft
                 self._time[draft.source] += took * len(draft.tokens) / count if count else took / len(made)
             if self._costs is not None:
-                self._learn_drafting(tracks, hints, computed, made, took / self._costs.speed)
-        return drafts
+                return drafts, self._learn_drafting(tracks, hints, computed, made, took / self._costs.speed)
+        return drafts, {}
 
     def _learn_drafting(
         self, tracks: Sequence[Track], hints: Sequence[Draft], computed: Sequence[int], made: Sequence[Draft], took: float
-    ) -> None:
-        """What a drafted token takes, and one that a draft model has to read before it can draft."""
+    ) -> dict[int, float]:
+        """What a drafted token takes, and one that a draft model has to read before it can draft; what was spent on those, by
+        track."""
         count, name, drafter = sum(len(draft.tokens) for draft in made), hints[computed[0]].source, self._drafter
         if drafter is not None and any(hints[i].behind >= MUCH_BEHIND for i in computed):
             after = drafter.prospects([tracks[i].inner for i in computed], self._policy.max_length)
-            read = sum(hints[i].behind - hint.behind for i, hint in zip(computed, after, strict=True) if hint.pending)
-            if read >= MUCH_BEHIND:
-                each = max(took - count * self._draft_s.get(name, took / (read + count)), 0.0) / read
-                self._read_s[name] = 0.8 * self._read_s.get(name, each) + 0.2 * each
-            return
+            read = {i: max(hints[i].behind - hint.behind, 0) for i, hint in zip(computed, after, strict=True) if hint.pending}
+            total = sum(read.values())
+            if total < MUCH_BEHIND:
+                return {}
+            each = max(took - count * self._draft_s.get(name, took / (total + count)), 0.0) / total
+            self._read_s[name] = 0.8 * self._read_s.get(name, each) + 0.2 * each
+            return {i: tokens * each for i, tokens in read.items()}
         for draft in made if count else ():
             each = took / count
             self._draft_s[draft.source] = 0.8 * self._draft_s.get(draft.source, each) + 0.2 * each
+        return {}
 
     def settle(self, tracks: Sequence[Track], plans: Sequence[Plan], outcomes: Sequence[Outcome], seconds: float) -> None:
         """Take in what became of a step whose call, draws included, took `seconds`."""
@@ -360,20 +381,22 @@ class SpeculationControl:
         batch = len(tracks)
         drafted = sum(len(plan.draft.tokens) for plan in plans)
         plain = table.seconds(batch, batch)
-        self._probe_credit = min(self._probe_credit + PROBING * plain, _SAVED_PROBES * plain)
+        # What a draft model has yet to read is saved up for, too: behind a long prompt it is tried seldom, but it is.
+        self._probe_credit = min(self._probe_credit + PROBING * plain, _SAVED_PROBES * plain + self._awaited)
         share = plain / batch
-        if not drafted:
-            for track in tracks:
-                track.credit = min((track.credit or 0.0) + share * RISK, _MOST * share)
-            return
-        more = (table.seconds(batch, batch + drafted) - plain) / drafted
+        more = (table.seconds(batch, batch + drafted) - plain) / drafted if drafted else 0.0
         for track, plan, outcome in zip(tracks, plans, outcomes, strict=True):
             draft = plan.draft
-            cost = len(draft.tokens) * (more + (self._draft_s.get(draft.source, 0.0) if plan.computed else 0.0))
-            if plan.choice.reason == "eval_required":
-                self._probe_s += cost
-                self._probe_credit -= cost
+            each = more + (self._draft_s.get(draft.source, 0.0) if plan.computed else 0.0)
+            cost = len(draft.tokens) * each
+            if plan.choice.length and plan.choice.reason == "eval_required":
+                self._probe_s += cost + plan.reading_s
+                self._probe_credit -= cost + plan.reading_s
             else:
+                track.owed += plan.reading_s
+                part = track.owed * min(1.0, (outcome.accepted + 1) / max(1, track.left))
+                track.owed -= part
+                cost += part
                 saved = outcome.accepted * share + (outcome.accepted + 1) * share * RISK - cost
                 track.credit = min((track.credit or 0.0) + saved, _MOST * share)
 
@@ -428,17 +451,20 @@ class SpeculationControl:
             except Fault as fault:
                 self._switch_off(fault)
 
-    def forecast(self, output: int) -> Forecast:
-        """What is to be expected of a request for so many tokens, alone, by what earlier ones taught."""
+    def forecast(self, output: int, prompt: int = 0) -> Forecast:
+        """What is to be expected of a request for so many tokens, alone, by what earlier ones taught.
+
+        `prompt`: tokens of it that are new here, which a draft model has to read as well.
+        """
         if self._fault is not None:
             return Forecast(drafter=None, choice=_OFF, acceptance=None)
         try:
-            return self._forecast(output)
+            return self._forecast(output, prompt)
         except Fault as fault:
             self._switch_off(fault)
             return Forecast(drafter=None, choice=_OFF, acceptance=None)
 
-    def _forecast(self, output: int) -> Forecast:
+    def _forecast(self, output: int, prompt: int) -> Forecast:
         names = list(self._estimates)
         source = max(names, key=lambda name: self._estimates[name].acceptance or 0.0, default=None)
         acceptance = None if source is None else self._estimates[source].acceptance
@@ -449,6 +475,7 @@ class SpeculationControl:
             remaining=output,
             output=output,
             draft_s=self._draft_s.get(source or "", 0.0),
+            setup_s=self._reading_s(source, prompt) if source in self._draft_s else 0.0,
             previous=1,
         )
         costs = None if self._costs is None else self._costs.table

@@ -134,7 +134,7 @@ class Step:
     Attributes:
         costs: None: nothing was measured yet.
         max_tokens: the most tokens that the call may evaluate, over all sequences.
-        probe_s: seconds that may be spent on probes now, at most 0.5 % of the decoding time so far.
+        probe_s: seconds that may be spent on a probe now, and on what is read before it: at most 0.5 % of the decoding time.
         fits: whether the draft model fits into memory beside the target; None: there is none.
         vendor_optimises: whoever runs the model speculates already.
         anchor: plain decoding was not measured for so long that a few steps of it are due.

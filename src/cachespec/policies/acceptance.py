@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 
 from cachespec.engine.speculation import Candidate, Choice, CostTable, ReasonCode, Step, expected_tokens, survivals
 from cachespec.errors import InputError
@@ -19,6 +20,8 @@ _SURE = 1.5
 """Time expected to be saved, over time spent, from which a draft is tried whatever was lost before."""
 _DOUBT = 0.15
 """No draft is taken to fail less often than this, when its risk is weighed."""
+_READING = 0.5
+"""Share of the time that is left for an answer from which reading, before anything is drafted, could hardly ever pay."""
 
 
 _NO_GAIN = Choice(length=0, reason="no_gain", gain=1.0)
@@ -47,9 +50,10 @@ class Goodput:
     """The lengths with the most expected tokens a second, by measured costs and estimated chances.
 
     Within a batch each further token goes to the sequence where it survives most probably, as long as the whole call gains
-    by it. Losses are bounded: what a draft costs, weighed with the doubt about its first token, must be within the request's
-    credit, unless it promises much more than that. Without credit it is drafted on paper, which may earn it. Where only trying
-    can tell whether it would pay, a short probe is made when there is time for one.
+    by it. Losses are bounded: what a draft costs, with what a draft model has to read before it, weighed with the doubt about
+    its first token, must be within the request's credit, unless it promises much more than that. Without credit it is drafted
+    on paper, which may earn it. Where only trying can tell whether it would pay, a short probe is made when there is time for
+    one.
 
     Args:
         min_acceptance: floor of acceptance; below it nothing is drafted, whatever the costs are.
@@ -112,24 +116,28 @@ class Goodput:
         saved = [s * plain / batch for s in accumulate(survivals(candidate.chances[:most]))]
         doubt = max(_DOUBT, 1 - candidate.chances[0]) if most else 1.0
         for length in range(most, 0, -1):
-            cost = costs.seconds(batch, batch + length) - plain + length * candidate.draft_s + _share(candidate, length)
-            if cost * doubt <= candidate.credit_s or saved[length - 1] >= _SURE * cost:
+            cost = costs.seconds(batch, batch + length) - plain + length * candidate.draft_s
+            covered = (cost + candidate.setup_s) * doubt <= candidate.credit_s
+            if covered or saved[length - 1] >= _SURE * (cost + _share(candidate, length)):
                 return length
         return 0
 
     def _probe(self, step: Step, barred: Sequence[ReasonCode | None], lengths: Sequence[int], costs: CostTable) -> int | None:
         """The sequence to probe, if any: one that is off, that nothing is learned of meanwhile, and that time allows for."""
-        if all(candidate.scored for candidate in step.candidates):
+        candidates, batch = step.candidates, len(step.candidates)
+        if all(candidate.scored for candidate in candidates) or any(lengths) or batch >= step.max_tokens:
             return None
-        batch = len(step.candidates)
-        price = costs.seconds(batch, batch + 1) - costs.seconds(batch, batch)
-        for i, candidate in enumerate(step.candidates):
-            open_to = barred[i] in (None, "low_acceptance") and not any(lengths) and not candidate.scored
-            if open_to and longest(candidate, self.max_length) and batch < step.max_tokens:
-                if price + candidate.draft_s + candidate.setup_s <= step.probe_s:
-                    return i
-                break
-        return None
+        plain = costs.seconds(batch, batch)
+        prices = [
+            (candidate.draft_s + candidate.setup_s, i)
+            for i, candidate in enumerate(candidates)
+            if not candidate.scored
+            and barred[i] in (None, "low_acceptance")
+            and longest(candidate, self.max_length)
+            and candidate.setup_s <= _READING * candidate.remaining * plain
+        ]
+        price, cheapest = min(prices, default=(inf, None))
+        return cheapest if costs.seconds(batch, batch + 1) - plain + price <= step.probe_s else None
 
 
 def _promises(step: Step, costs: CostTable, most: int) -> float:
