@@ -470,6 +470,63 @@ def test_check_of_a_missing_file_and_of_bad_syntax(tmp_path: Path) -> None:
     assert [(f.level, f.line) for f in check_config(path)] == [("error", 1)]
 
 
+HOSTED = '[backends.gpt]\nuse = "openai"\nmodel = "gpt-5.6-terra"\napi_key = { env = "K" }\n'
+LAPTOP = '[backends.laptop]\nuse = "llamacpp"\nmodel = "smollm2"\n'
+FORMS = [
+    (LAPTOP, "cost = 0.40", 'such as cost = { per_hour = "0.40" }'),
+    (LAPTOP, 'cost = ["0.40"]', 'such as cost = { per_hour = "0.40" }'),
+    (LAPTOP, 'draft = "suffix"', 'such as draft = { use = "suffix" }'),
+    (LAPTOP, 'acceptance = "never"', 'such as acceptance = { use = "goodput" }'),
+    (LAPTOP, "context = { tokens = 8192 }", "did you mean context = 8192?"),
+    (HOSTED, 'prices = "3.00"', 'such as prices = { input = "3.00", output = "15.00" }'),
+    (HOSTED, 'headers = "x: y"', 'such as headers = { name = "..." }'),
+    (HOSTED, 'base_url = ["http://127.0.0.1"]', 'did you mean base_url = "http://127.0.0.1"?'),
+    (HOSTED, '[models]\nbest = "gpt"', 'did you mean best = { backends = ["gpt"] }?'),
+    (HOSTED, '[models]\nbest = ["gpt"]', 'did you mean best = { backends = ["gpt"] }?'),
+    (HOSTED, '[models.best]\nbackends = "gpt"', 'did you mean backends = ["gpt"]?'),
+    (HOSTED, '[client]\nledger = "memory"', 'did you mean ledger = { use = "memory" }?'),
+    (HOSTED, '[client]\nledger = "cachespec.db"', 'such as ledger = { use = "..." }'),
+    (HOSTED, "[client]\ntimeout = { seconds = 5 }", "did you mean timeout = 5?"),
+    (HOSTED, '[policies]\nrouting = "cheapest"', 'did you mean routing = { use = "cheapest" }?'),
+    (HOSTED, '[policies]\nrouting = ["cheapest"]', 'such as routing = { use = "..." }'),
+    (HOSTED, "[policies]\nretries = 3", "did you mean retries = { attempts = 3 }?"),
+    (HOSTED, '[policies]\nbudgets = "5.00"', 'such as budgets = [{ scope = "request", limit = "0.40" }]'),
+    (
+        HOSTED,
+        '[policies]\nbudgets = { scope = "overall", limit = "5.00" }',
+        'did you mean budgets = [{ scope = "overall", limit = "5.00" }]?',
+    ),
+    (HOSTED, '[policies]\nrules = { only = ["gpt"] }', 'did you mean rules = [{ only = ["gpt"] }]?'),
+    (HOSTED, '[policies]\nrouting = { use = "weighted", weights = 3 }', "such as weights = { name = 1.0 }"),
+]
+
+
+@pytest.mark.parametrize(("before", "said", "hint"), FORMS)
+def test_a_value_of_the_wrong_form_is_told_the_right_one(before: str, said: str, hint: str, tmp_path: Path) -> None:
+    error = refused(before + said)
+    assert error.hint == hint
+    assert error.line == (before + said).count("\n") + 1
+    path = tmp_path / "app.toml"
+    path.write_text(before + said)
+    assert hint in {finding.hint for finding in check_config(path, {"K": "k"})}
+    if hint.startswith("did you mean"):  # and that is accepted as it is
+        lines = said.split("\n")
+        parse_config(before + "\n".join([*lines[:-1], hint.removeprefix("did you mean ").removesuffix("?")]))
+
+
+@pytest.mark.parametrize("said", ['temperature = "hot"', "context = 8.5", 'context = "8192"', "[client]\nmodel = 5"])
+def test_what_is_only_of_another_kind_gets_no_hint_of_a_form(said: str) -> None:
+    hint = refused(LAPTOP + said).hint
+    assert hint is None or not hint.startswith(("such as", "did you mean"))
+
+
+def test_no_hint_repeats_a_secret() -> None:
+    for said in ('api_key = "sk-secret"', 'api_key = ["sk-secret"]', 'api_key = { key = "sk-secret" }'):
+        error = refused(HOSTED.replace('api_key = { env = "K" }', said))
+        assert "sk-secret" not in str(error)
+        assert error.key.startswith("backends.gpt.api_key")
+
+
 def test_an_unset_variable_is_an_error_when_the_backend_is_made() -> None:
     config = parse_config(GOOD, "app.toml")
     with pytest.raises(ConfigError, match="ANTHROPIC_API_KEY is not set") as caught:

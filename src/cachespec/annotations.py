@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
@@ -59,6 +59,22 @@ Share: TypeAlias = Annotated[float, Within(0, 1)]
 """An option that is a probability, or another share of a whole."""
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """``Annotated[..., Example('{ per_hour = "0.40" }')]``: how a file says it, for hints, where the type alone does not."""
+
+    text: str
+
+
+CostTable: TypeAlias = Annotated[Mapping[str, Any] | str | None, Example('{ per_hour = "0.40" }')]
+"""An option that is a local engine's cost (`pricing.local_rates`)."""
+PriceTable: TypeAlias = Annotated[Mapping[str, Any] | None, Example('{ input = "3.00", output = "15.00" }')]
+"""An option that is a hosted model's price list (`pricing.hosted_rates`)."""
+DraftTable: TypeAlias = Annotated[Mapping[str, Any] | None, Example('{ use = "suffix" }')]
+AcceptanceTable: TypeAlias = Annotated[Mapping[str, Any] | None, Example('{ use = "goodput" }')]
+"""Options that are a plug-in's table inside a backend's."""
+
+
 class Unexpressible:
     """Stands for a type that no file can express."""
 
@@ -78,6 +94,19 @@ def typed_dict_fields(annotation: Any) -> dict[str, tuple[Any, bool]]:
         else:
             fields[name] = (kind, annotation.__total__)
     return fields
+
+
+def fields_of(annotation: Any) -> dict[str, tuple[Any, bool]]:
+    """The fields of a dataclass or TypedDict, and whether they are required; none where it is neither, or not resolvable."""
+    try:
+        if typing.is_typeddict(annotation):
+            return typed_dict_fields(annotation)
+        if not (isinstance(annotation, type) and is_dataclass(annotation)):
+            return {}
+        kinds = typing.get_type_hints(annotation, include_extras=True)
+    except Exception:  # noqa: BLE001 - an annotation may name what only a type checker can see, and fail in any way
+        return {}
+    return {f.name: (kinds[f.name], f.default is f.default_factory is MISSING) for f in fields(annotation) if f.init}
 
 
 def is_secret_name(name: str) -> bool:

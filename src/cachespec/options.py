@@ -13,7 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, Union, get_args, get_origin
@@ -24,6 +24,7 @@ from cachespec.annotations import (
     NAMES,
     NOT_IN_A_FILE,
     EnvRef,
+    Example,
     PluginOf,
     Unexpressible,
     Where,
@@ -32,13 +33,13 @@ from cachespec.annotations import (
     dotted,
     is_secret_name,
     members,
-    nearest,
     show,
     suggestion,
     typed_dict_fields,
 )
 from cachespec.durations import parse_duration
 from cachespec.errors import CachespecError, ConfigError, InputError, UnknownPluginError
+from cachespec.forms import form_hint
 
 P = ParamSpec("P")
 
@@ -69,18 +70,24 @@ class Problem(Exception):
         return self.raised or error
 
 
+class WrongForm(Problem):
+    """A value of another form than is wanted: a table for text, say."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What reading needs besides: what to make of a plug-in's table, and the environment to take references from.
 
     `references` lets text be ``{ env = "NAME" }``, as plug-in options may. Without `environ` a reference stays an `EnvRef`:
     nothing secret is read to check a file. `names` holds what there is of each kind of `NAMES`; other kinds are not checked.
+    `hints`: whether a value of the wrong form is told the right one.
     """
 
     plugin: Callable[[str, Mapping[str, Any], Where], Any] | None = None
     environ: Mapping[str, str] | None = None
     references: bool = False
     names: Mapping[str, Collection[str]] = field(default_factory=dict)
+    hints: bool = True
 
 
 _PLAIN = Context()
@@ -122,7 +129,7 @@ def read_table(
     `given` are arguments that the caller supplies itself: a table may not set them. Raises `Problem`.
     """
     if not isinstance(table, Mapping):
-        raise Problem(where, f"must be a table, not {show(table)}")
+        raise WrongForm(where, f"must be a table, not {show(table)}")
     options, more = options_of(factory)
     for name in given:
         options.pop(name, None)
@@ -167,7 +174,24 @@ def problems_of(check: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> l
 
 
 def read(value: Any, annotation: Any, where: Where, *, context: Context = _PLAIN) -> Any:
-    """One value as its annotation wants it. Raises `Problem`."""
+    """One value as its annotation wants it. Raises `Problem`; one of the wrong form says what the right one is."""
+    try:
+        return _read(value, annotation, where, context)
+    except WrongForm as problem:
+        if context.hints and problem.hint is None and problem.where == where:
+            problem.hint = form_hint(value, annotation, where, lambda v, a: _fits(v, a, where, context))
+        raise
+
+
+def _fits(value: Any, annotation: Any, where: Where, context: Context) -> bool:
+    try:
+        _read(value, annotation, where, replace(context, hints=False))
+    except (Problem, CachespecError):
+        return False
+    return True
+
+
+def _read(value: Any, annotation: Any, where: Where, context: Context) -> Any:
     origin = get_origin(annotation)
     if origin is Annotated:
         return _read_annotated(value, annotation, where, context)
@@ -207,7 +231,7 @@ def read(value: Any, annotation: Any, where: Where, *, context: Context = _PLAIN
         return call(annotation, values, where)
     if typing.is_typeddict(annotation):
         return _read_typed_dict(value, annotation, where, context)
-    raise Problem(where, _mismatch(value, annotation, where), hint=_hint(value, annotation))
+    raise WrongForm(where, _mismatch(value, annotation))
 
 
 def call(factory: Callable[..., Any], values: Mapping[str, Any], where: Where) -> Any:
@@ -235,15 +259,16 @@ def _read_annotated(value: Any, annotation: Any, where: Where, context: Context)
             if isinstance(value, Mapping):
                 return context.plugin(mark.family, value, where)
             if not any(isinstance(member, type) and isinstance(value, member) for member in members(inner)):
-                raise Problem(where, f"must be a table, not {show(value)}", hint='such as { use = "..." }')
+                raise WrongForm(where, f"must be a table, not {show(value)}")
         if mark == "duration":
             try:
                 return parse_duration(value)
             except ValueError as error:
-                raise Problem(where, str(error)) from None
+                raise WrongForm(where, str(error)) from None
         if mark == "positive" and (type(value) is not int or value < 1):
-            raise Problem(where, f"must be a whole number above 0, not {show(value)}")
-    found = read(value, inner, where, context=context)
+            raise WrongForm(where, f"must be a whole number above 0, not {show(value)}")
+    told = any(isinstance(mark, Example) for mark in marks)  # and then there is nothing to guess
+    found = read(value, inner, where, context=replace(context, hints=False) if told else context)
     for mark in marks:
         if isinstance(mark, Within) and not mark.least <= found <= (math.inf if mark.most is None else mark.most):
             raise Problem(where, f"must be {mark}, not {show(value)}")
@@ -294,7 +319,7 @@ def _read_union(value: Any, annotation: Any, where: Where, context: Context) -> 
             deepest = max(deepest or problem, problem, key=lambda p: len(p.where))
     if deepest is not None and (len(choices) == 1 or len(deepest.where) > len(where)):
         raise deepest
-    raise Problem(where, _mismatch(value, annotation, where), hint=_hint(value, annotation))
+    raise WrongForm(where, _mismatch(value, annotation))
 
 
 def _read_reference(value: Any, annotation: Any, where: Where, context: Context) -> EnvRef | str:
@@ -320,13 +345,13 @@ def _read_items(value: Any, annotation: Any, base: Any, where: Where, context: C
     if base in (set, frozenset) and isinstance(value, str):
         value = [value]
     if not isinstance(value, list | tuple):
-        raise Problem(where, _mismatch(value, annotation, where), hint=_hint(value, annotation))
+        raise WrongForm(where, _mismatch(value, annotation))
     return _each(enumerate(value), COLLECTIONS[base], lambda i, item: read(item, kinds[0], (*where, i), context=context))
 
 
 def _read_typed_dict(value: Any, annotation: Any, where: Where, context: Context) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise Problem(where, f"must be a table, not {show(value)}")
+        raise WrongForm(where, f"must be a table, not {show(value)}")
     fields = typed_dict_fields(annotation)
     missing = [name for name, (_, required) in fields.items() if required and name not in value]
     if missing:
@@ -360,18 +385,8 @@ def _wants_reference(value: Any, where: Where, context: Context) -> bool:
     return context.references and (isinstance(value, Mapping) or (isinstance(last, str) and is_secret_name(last)))
 
 
-def _mismatch(value: Any, annotation: Any, where: Where) -> str:
+def _mismatch(value: Any, annotation: Any) -> str:
     wanted = describe(annotation)
     if wanted == NOT_IN_A_FILE:
         return "cannot be set in a file, only from code"
     return f"must be {wanted}, not {show(value)}"
-
-
-def _hint(value: Any, annotation: Any) -> str | None:
-    choices = [item for part in members(annotation) if get_origin(part) is Literal for item in get_args(part)]
-    if isinstance(value, str):
-        close = nearest(value, [item for item in choices if isinstance(item, str)])
-        return f"did you mean {close!r}?" if close else None
-    if Decimal in members(annotation) and isinstance(value, int | float) and not isinstance(value, bool):
-        return f'money is written as text: "{value}"'
-    return None

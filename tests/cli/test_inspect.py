@@ -28,7 +28,8 @@ def test_config_check_of_a_bad_file(run: Run, app: App) -> None:
     assert result.exit_code == 2
     assert result.stdout.splitlines() == [
         f"{path}:9: error: policies.rooting: unknown key (did you mean 'routing'?)",
-        f"{path}:10: error: policies.budgets: must be a list (a table each), not 3",
+        f"{path}:10: error: policies.budgets: must be a list (a table each), not 3 "
+        '(such as budgets = [{ scope = "request", limit = "0.40" }])',
     ]
     result = run("config", "check", path, "--json")
     assert result.exit_code == 2

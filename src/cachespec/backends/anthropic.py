@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import httpx2
 
+from cachespec.annotations import PriceTable
 from cachespec.backends._hosted import Headers, HostedBackend, SDKClient, Target, ambient_headers, known_context, required_key
 from cachespec.backends._profile import ANTHROPIC_ID, Profile
 from cachespec.cache_terms import prompt_cache
@@ -109,7 +110,7 @@ class AnthropicBackend(AnthropicProtocol):
         base_url: str | None = None,
         version: str = VERSION,
         auth: Literal["bearer", "x-api-key"] = "bearer",
-        prices: Mapping[str, Any] | None = None,
+        prices: PriceTable = None,
         context: int | None = None,
         max_output: int | None = None,
         headers: Mapping[str, str] | None = None,

@@ -11,8 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from cachespec.annotations import PriceTable
 from cachespec.backends._profile import ANTHROPIC_ID, MISTRAL_ID, Api, Profile
 from cachespec.cache_terms import prompt_cache
 from cachespec.durations import Duration
@@ -177,7 +178,7 @@ def compatible(
     api_key: str | None = None,
     api: Literal["chat", "responses", "messages"] | None = None,
     images: bool | None = None,
-    prices: Mapping[str, Any] | None = None,
+    prices: PriceTable = None,
     context: int | None = None,
     max_output: int | None = None,
     headers: Mapping[str, str] | None = None,

@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import httpx2
 
+from cachespec.annotations import PriceTable
 from cachespec.backends._hosted import (
     Headers,
     HostedBackend,
@@ -147,7 +148,7 @@ class OpenAIBackend(OpenAIProtocol):
         api: Literal["responses", "chat"] = "responses",
         organization: str | None = None,
         project: str | None = None,
-        prices: Mapping[str, Any] | None = None,
+        prices: PriceTable = None,
         context: int | None = None,
         max_output: int | None = None,
         headers: Mapping[str, str] | None = None,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
+from cachespec.annotations import AcceptanceTable, CostTable, DraftTable
 from cachespec.backends._drafts import draft_fits, load_draft
 from cachespec.backends._local import LocalBackend
 from cachespec.backends._startup import SPARE_SLOTS, EngineSettings, Progress, thread_count
@@ -68,9 +69,9 @@ class TorchBackend(LocalBackend):
         host_cache_mb: int = 256,
         keep_warm: Duration = 300.0,
         deterministic: bool = False,
-        cost: Mapping[str, Any] | str | None = None,
-        draft: Mapping[str, Any] | None = None,
-        acceptance: Mapping[str, Any] | None = None,
+        cost: CostTable = None,
+        draft: DraftTable = None,
+        acceptance: AcceptanceTable = None,
         require_eval: float | None = None,
     ) -> None:
         thread_count(threads)
