@@ -63,6 +63,20 @@ def test_it_is_frozen_and_has_no_other_attributes() -> None:
     assert not hasattr(made, "__dict__")
 
 
+def test_a_subclass_is_made_as_ever() -> None:
+    class More(_Quick):
+        def twice(self) -> int:
+            return 2 * self.a
+
+    @dataclass(frozen=True, slots=True)
+    class Longer(_Quick):
+        e: int = 5
+
+    assert More(3, d=1.0).twice() == 6
+    assert More(3, d=1.0).d == 2.0
+    assert (Longer(1, e=6).e, Longer(1).c, type(Longer(1))) == (6, [], Longer)
+
+
 def test_copies_are_the_same_value() -> None:
     made = _Quick(1, c=[5])
     for other in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):  # noqa: S301 - our own
