@@ -30,18 +30,18 @@ from cachespec.fanout import LONGEST_S
 from cachespec.finishing import to_the_end
 from cachespec.generations import Generation
 from cachespec.health import Trial
+from cachespec.holds import hold_for, passed, passed_text
 from cachespec.keepalive import KeepAlives
 from cachespec.learned import Answer, Learned
 from cachespec.leases import MARGIN_S, Leases
-from cachespec.ledger.base import Hold, Ledger, Limit, Settlement
+from cachespec.ledger.base import Hold, Ledger, Settlement
 from cachespec.middleware import Chain
-from cachespec.policies.budgets import accounts
 from cachespec.policies.retries import Failure, NextAttempt, next_attempt
 from cachespec.settling import spent
 from cachespec.stream import Outcome
-from cachespec.telemetry import AttemptFailed, BudgetPassed, Decided, Settled, Telemetry
+from cachespec.telemetry import AttemptFailed, Decided, Settled, Telemetry
 from cachespec.tokens import Sizes, sizes_of
-from cachespec.usage import EXACT, Cost, exact, money_text
+from cachespec.usage import EXACT, Cost
 
 
 @dataclass(slots=True)
@@ -217,38 +217,13 @@ class ClientCall:
 
     def _hold(self, offer: Offer, left_s: float | None) -> Hold:
         worst = Decimal(0) if offer.quote is None or offer.quote.worst is None else offer.quote.worst
+        for told in passed(self._asked, worst, self._ledger):
+            self._warnings.append(passed_text(told))
+            self._telemetry.tell(told)
         limits = [b.limit for b in self._asked.budgets if b.rule.mode == "hard" and b.rule.scope != "request"]
-        for budget in self._asked.budgets:
-            if budget.rule.mode == "soft":
-                self._warn_of(budget.limit, worst, alone=budget.rule.scope == "request")
+        lease_s = (600.0 if left_s is None else left_s) + MARGIN_S
         ask = self._asked.ask
-        return Hold(
-            amount=worst,
-            backend=offer.backend,
-            model=offer.model,
-            tenant=ask.tenant,
-            session_id=ask.session_id,
-            tags=ask.tags,
-            accounts=accounts(ask),
-            limits=tuple(limits),
-            lease_s=(600.0 if left_s is None else left_s) + MARGIN_S,
-        )
-
-    def _warn_of(self, limit: Limit, worst: Decimal, *, alone: bool) -> None:
-        """A soft budget lets pass, and says so when what this request may cost at most does not fit under it."""
-        zero = Decimal(0)
-        states = () if alone else self._ledger.snapshot([limit])
-        spent, reserved = (states[0].spent, states[0].reserved) if states else (self._asked.spent, zero)
-        with exact():
-            fits = spent + reserved + worst <= limit.limit
-        if fits:
-            return
-        told = BudgetPassed(scope=limit.scope, limit=limit.limit, spent=spent, reserved=reserved, requested=worst)
-        self._warnings.append(
-            f"soft budget {limit.scope} of {money_text(limit.limit)} USD may be passed: {money_text(spent)} spent, "
-            f"{money_text(reserved)} reserved, and this request may cost {money_text(worst)}"
-        )
-        self._telemetry.tell(told)
+        return hold_for(ask, limits, backend=offer.backend, model=offer.model, worst=worst, lease_s=lease_s)
 
     async def retry(self, error: CachespecError, *, left_s: float | None) -> Retrying | None:
         held, self._open = self._open, None

@@ -24,9 +24,10 @@ from cachespec.decide import Asked
 from cachespec.decision import Mark, Plan
 from cachespec.errors import CachespecError
 from cachespec.finishing import to_the_end
-from cachespec.ledger.base import Hold, Ledger, Settlement
+from cachespec.holds import hold_for
+from cachespec.ledger.base import Ledger, Settlement
 from cachespec.messages import Message, TextPart
-from cachespec.policies.budgets import accounts, applied
+from cachespec.policies.budgets import applied
 from cachespec.pricing import Rates
 from cachespec.quotes import estimated_cost
 from cachespec.request import Request
@@ -203,17 +204,8 @@ class KeepAlives:
         ask = replace(asked.ask, now=self._clock.time())
         budgets = applied([b.rule for b in asked.budgets if b.rule.mode != "soft" and b.rule.scope != "request"], ask)
         worst = _worst(backend.rates, backend.estimate(planned.prompt).tokens.worst_input)
-        hold = Hold(
-            amount=worst,
-            backend=backend.name,
-            model=backend.model,
-            tenant=ask.tenant,
-            session_id=ask.session_id,
-            tags=ask.tags,
-            accounts=accounts(ask),
-            limits=tuple(b.limit for b in budgets),
-            lease_s=2 * TIMEOUT_S,
-        )
+        limits = [b.limit for b in budgets]
+        hold = hold_for(ask, limits, backend=backend.name, model=backend.model, worst=worst, lease_s=2 * TIMEOUT_S)
         reservation = await self._ledger.reserve(hold)
         expected = estimated_cost(backend.rates, _expected(prefix.tokens, ttl, warm=warm), busy_s=None, billing=None)
         try:
