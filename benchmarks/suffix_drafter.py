@@ -18,7 +18,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from cachespec.engine.control import Outcome, SpeculationControl
+from cachespec.engine.accounts import Outcome
+from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import CostModel
 from cachespec.engine.drafters.automaton import SuffixAutomaton
 from cachespec.engine.drafters.suffix import CATCH_UP, SuffixDrafter

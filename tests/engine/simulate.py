@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cachespec.engine.control import Outcome, SpeculationControl
+from cachespec.engine.accounts import Outcome
+from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import CostModel
 from cachespec.engine.drafters.base import Draft
 from cachespec.engine.sampling import Sampling

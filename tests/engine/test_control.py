@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.engine.markov import MarkovRuntime, random_logits
 from tests.engine.simulate import FLAT, GREEDY, STEEP, Clock, PaperDrafter, play, table
 
-from cachespec.engine.control import ANCHOR_EVERY, Outcome, SpeculationControl
+from cachespec.engine.accounts import Outcome
+from cachespec.engine.control import ANCHOR_EVERY, SpeculationControl
 from cachespec.engine.costs import ANCHORS, CalibrationStore, CostModel, cache_folder, calibrate
 from cachespec.engine.drafters.base import Draft
 from cachespec.engine.drafters.suffix import SuffixDrafter
@@ -328,7 +329,7 @@ def test_behind_long_prompts_a_draft_model_is_tried_again_within_the_same_budget
     def late(at: int) -> float:
         return 0.02 if at < 12 * tokens else 0.9
 
-    reading = {"prompt": 2000, "read_s": 2e-4, "draft_s": 0.002, "tokens": tokens}
+    reading: dict[str, Any] = {"prompt": 2000, "read_s": 2e-4, "draft_s": 0.002, "tokens": tokens}
     bad = play(Goodput(), truth, lambda at: 0.02, requests=60, **reading)
     assert 0.3 * 0.005 * bad.seconds < bad.probe_s <= 0.005 * bad.seconds * 1.02
     assert bad.plain / bad.seconds > 0.98

@@ -1,4 +1,4 @@
-"""What stands between the loop and drafters: chooses lengths, scores what became of drafts, keeps the accounts (contract E4).
+"""What stands between the loop and drafters: chooses lengths, scores what became of drafts (contract E4).
 
 The loop does, for the sequences of one step::
 
@@ -21,38 +21,18 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
+from cachespec.engine.accounts import Account, Accounts, Outcome, Plan
 from cachespec.engine.contained import ContainedDrafter, ContainedPolicy, Fault
 from cachespec.engine.costs import CostModel
 from cachespec.engine.drafters.base import MUCH_BEHIND, Draft, Drafter
 from cachespec.engine.estimates import DrafterEstimate, RequestEstimate
 from cachespec.engine.sampling import Sampling
-from cachespec.engine.speculation import AcceptancePolicy, Candidate, Choice, CostTable, Step
+from cachespec.engine.speculation import AcceptancePolicy, Candidate, Choice, Step
 
 Answer = TypeVar("Answer")
 _LOG: Final = logging.getLogger("cachespec")
-RISK: Final = 0.01
-"""Share of plain decoding's time that speculation may lose on a request."""
-PROBING: Final = 0.005
-"""Share of decoding's time for probes."""
 ANCHOR_EVERY: Final = 600
 """Steps with drafts after which a few plain ones tell again what drafts are compared with: half a percent of them."""
-_START, _MOST = 0.5, 3.0  # credit of a request at its start, and at most, in tokens decoded plainly
-_READS: Final = 0.1  # of the target's time for a token, in the widest call that was measured, that a draft model reads one in
-_SAVED_PROBES = 4.0  # probe time that is kept at most, in steps of plain decoding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What one sequence verifies in this step, and why that much.
-
-    `draft` may be shorter than what was chosen. `computed`: it was not known before, and making it took time; `reading_s` of
-    that went into tokens that its drafter was behind with, at the speed of the table of costs.
-    """
-
-    draft: Draft
-    choice: Choice
-    computed: bool = False
-    reading_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +42,6 @@ class Forecast:
     drafter: str | None
     choice: Choice
     acceptance: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of it: `accepted` drafts were right, and `tokens` were committed (as `Drafter.accept` wants them)."""
-
-    accepted: int
-    tokens: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,30 +90,18 @@ _NOTHING: Final = Draft(source="")
 _OFF: Final = Choice(length=0, reason="rule", gain=1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Paper:
-    """A draft on paper: what it would have cost, and what each token of it that is right would have saved, in seconds."""
-
-    length: int
-    cost: float
-    share: float
-
-
-class Track:
+class Track(Account):
     """One request, as the control sees it."""
 
-    __slots__ = ("credit", "estimates", "idle", "inner", "left", "output", "owed", "paper", "previous", "shadow", "shadow_at")
+    __slots__ = ("estimates", "idle", "inner", "output", "previous", "shadow", "shadow_at")
 
     def __init__(self, inner: Any, estimates: dict[str, RequestEstimate], output: int) -> None:
+        super().__init__()
         self.inner, self.estimates, self.output = inner, estimates, output
-        self.credit: float | None = None  # in seconds; None until costs are known
-        self.left = output  # tokens that may still come
-        self.owed = 0.0  # seconds of reading that the tokens to come have to pay for, in equal parts
         self.previous = 0
         self.idle: Choice | None = None  # what the policy chose when there was nothing to draft
-        self.shadow: Draft | None = None
+        self.shadow: Draft | None = None  # of which the beginning may be on paper
         self.shadow_at = 0
-        self.paper: _Paper | None = None  # the beginning of the shadow that would have been drafted with more credit
 
 
 class SpeculationControl:
@@ -168,18 +128,15 @@ class SpeculationControl:
         self._policy = ContainedPolicy(policy, max_tokens)
         self._drafter = None if drafter is None else ContainedDrafter(drafter)
         self._fault: str | None = None
-        self._costs, self._clock = costs, clock
+        self._costs, self._clock, self._accounts = costs, clock, Accounts(costs)
         self._max_tokens, self._fits, self._vendor = max_tokens, fits, vendor_optimises
         names = drafter.sources if drafter is not None else ()
         self._estimates = {name: DrafterEstimate() for name in names}
         self._empty = {name: Draft(source=name) for name in ("", *names)}
-        self._draft_s: dict[str, float] = {}  # seconds a drafted token, of drafters that have to compute it
-        self._read_s: dict[str, float] = {}  # seconds a token that they have to read first
         self._time: dict[str, float] = dict.fromkeys(names, 0.0)
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
         self._reasons: Counter[str] = Counter()
-        self._seconds = self._probe_s = self._probe_credit = self._planning = 0.0
-        self._awaited = 0.0  # seconds that the next probe needs for reading
+        self._seconds = self._planning = 0.0
         self._steps = self._emitted = 0
 
     @property
@@ -246,7 +203,7 @@ class SpeculationControl:
             elif not hint.tokens:
                 track.idle = None if hint.pending else choice
             elif track.shadow is None or (choice.wanted and track.paper is None):
-                track.shadow, track.shadow_at, track.paper = hint, 0, self._on_paper(len(tracks), choice.wanted)
+                track.shadow, track.shadow_at, track.paper = hint, 0, self._accounts.on_paper(len(tracks), choice.wanted)
         if not drafting:
             return [
                 Plan(draft=self._empty[hint.source], choice=choice, computed=hint.pending)
@@ -265,30 +222,17 @@ class SpeculationControl:
                 return None
         return [Plan(draft=h, choice=t.idle) for t, h in zip(tracks, hints, strict=True) if t.idle is not None]
 
-    def _on_paper(self, batch: int, wanted: int) -> _Paper | None:
-        """A draft that there was no credit for."""
-        if not wanted or self._costs is None:
-            return None
-        table = self._costs.table
-        plain = table.seconds(batch, batch)
-        return _Paper(wanted, table.seconds(batch, batch + wanted) - plain, plain / batch)
-
     def step(self, tracks: Sequence[Track], hints: Sequence[Draft], remaining: Sequence[int]) -> Step:
         """What the policy is asked."""
-        table = None if self._costs is None else self._costs.table
-        if table is not None:
-            for track in tracks:
-                if track.credit is None:
-                    track.credit = _START * table.seconds(1, 1)
-        for track, left in zip(tracks, remaining, strict=True):
-            track.left = left
+        accounts = self._accounts
+        accounts.begin(tracks, remaining)
         candidates = tuple(self._candidate(t, h, r) for t, h, r in zip(tracks, hints, remaining, strict=True))
-        self._awaited = min((c.setup_s for c in candidates if not c.scored), default=self._awaited)
+        accounts.wait_for(candidates)
         return Step(
             candidates=candidates,
-            costs=table,
+            costs=accounts.table,
             max_tokens=self._max_tokens,
-            probe_s=self._probe_credit,
+            probe_s=accounts.purse,
             fits=self._fits,
             vendor_optimises=self._vendor,
             anchor=self._costs is not None and self._costs.unanchored >= ANCHOR_EVERY,
@@ -305,23 +249,12 @@ class SpeculationControl:
             acceptance=None if estimate is None else estimate.acceptance,
             remaining=remaining,
             output=track.output,
-            draft_s=self._draft_s.get(hint.source, 0.0) if hint.pending else 0.0,
-            setup_s=self._reading_s(hint.source, hint.behind) if hint.pending else 0.0,
+            draft_s=self._accounts.drafting_s(hint.source) if hint.pending else 0.0,
+            setup_s=self._accounts.reading_s(hint.source, hint.behind) if hint.pending else 0.0,
             scored=not hint.pending,
             previous=track.previous,
             credit_s=0.0 if track.credit is None else track.credit,
         )
-
-    def _reading_s(self, source: str, behind: int) -> float:
-        """What a draft model takes to read so many tokens; until that was seen, rather too little, so that it will be."""
-        if behind < MUCH_BEHIND or self._costs is None:
-            return 0.0
-        each = self._read_s.get(source)
-        if each is None:
-            table = self._costs.table
-            widest = max(table.points[min(table.points)])
-            each = _READS * table.seconds(1, widest) / widest
-        return behind * each
 
     def _draft(
         self, tracks: Sequence[Track], hints: Sequence[Draft], choices: Sequence[Choice]
@@ -330,44 +263,27 @@ class SpeculationControl:
         lengths = [choice.length for choice in choices]
         drafts = [hint.first(length) for hint, length in zip(hints, lengths, strict=True)]
         computed = [i for i, hint in enumerate(hints) if hint.pending and lengths[i]]
-        if computed and self._drafter is not None:
-            began = self._clock()
-            made = self._drafter.propose([tracks[i].inner for i in computed], [lengths[i] for i in computed])
-            took, count = self._clock() - began, sum(len(draft.tokens) for draft in made)
-            for i, draft in zip(computed, made, strict=True):
-                drafts[i] = draft
-                self._time[draft.source] += took * len(draft.tokens) / count if count else took / len(made)
-            if self._costs is not None:
-                return drafts, self._learn_drafting(tracks, hints, computed, made, took / self._costs.speed)
-        return drafts, {}
-
-    def _learn_drafting(
-        self, tracks: Sequence[Track], hints: Sequence[Draft], computed: Sequence[int], made: Sequence[Draft], took: float
-    ) -> dict[int, float]:
-        """What a drafted token takes, and one that a draft model has to read before it can draft; what was spent on those, by
-        track."""
-        count, name, drafter = sum(len(draft.tokens) for draft in made), hints[computed[0]].source, self._drafter
-        if drafter is not None and any(hints[i].behind >= MUCH_BEHIND for i in computed):
-            after = drafter.prospects([tracks[i].inner for i in computed], self._policy.max_length)
-            read = {i: max(hints[i].behind - hint.behind, 0) for i, hint in zip(computed, after, strict=True) if hint.pending}
-            total = sum(read.values())
-            if total < MUCH_BEHIND:
-                return {}
-            each = max(took - count * self._draft_s.get(name, took / (total + count)), 0.0) / total
-            self._read_s[name] = 0.8 * self._read_s.get(name, each) + 0.2 * each
-            return {i: tokens * each for i, tokens in read.items()}
-        for draft in made if count else ():
-            each = took / count
-            self._draft_s[draft.source] = 0.8 * self._draft_s.get(draft.source, each) + 0.2 * each
-        return {}
+        drafter = self._drafter
+        if not computed or drafter is None:
+            return drafts, {}
+        inner, began = [tracks[i].inner for i in computed], self._clock()
+        made = drafter.propose(inner, [lengths[i] for i in computed])
+        took, count = self._clock() - began, sum(len(draft.tokens) for draft in made)
+        for i, draft in zip(computed, made, strict=True):
+            drafts[i] = draft
+            self._time[draft.source] += took * len(draft.tokens) / count if count else took / len(made)
+        much = any(hints[i].behind >= MUCH_BEHIND for i in computed)
+        after = drafter.prospects(inner, self._policy.max_length) if much else None
+        reading = self._accounts.computed([hints[i] for i in computed], after, made, took)
+        return drafts, dict(zip(computed, reading, strict=True))
 
     def settle(self, tracks: Sequence[Track], plans: Sequence[Plan], outcomes: Sequence[Outcome], seconds: float) -> None:
         """Take in what became of a step whose call, draws included, took `seconds`."""
         batch, tokens = len(tracks), len(tracks) + sum(len(plan.draft.tokens) for plan in plans)
         self._steps += 1
         self._seconds += seconds + self._planning
+        self._accounts.settle(tracks, plans, outcomes)
         if self._costs is not None:
-            self._account(tracks, plans, outcomes, self._costs.table)
             self._costs.observe(batch, tokens, seconds)
         for track, plan, outcome in zip(tracks, plans, outcomes, strict=True):
             self._reasons[plan.choice.reason] += 1
@@ -375,30 +291,6 @@ class SpeculationControl:
             self._score(track, plan, outcome)
             track.previous = plan.choice.length if plan.choice.reason != "eval_required" else 0
             self._tell(track, outcome.tokens)
-
-    def _account(self, tracks: Sequence[Track], plans: Sequence[Plan], outcomes: Sequence[Outcome], table: CostTable) -> None:
-        """Who saved and who lost time against plain decoding, by the table; what a call cost more is shared by drafts."""
-        batch = len(tracks)
-        drafted = sum(len(plan.draft.tokens) for plan in plans)
-        plain = table.seconds(batch, batch)
-        # What a draft model has yet to read is saved up for, too: behind a long prompt it is tried seldom, but it is.
-        self._probe_credit = min(self._probe_credit + PROBING * plain, _SAVED_PROBES * plain + self._awaited)
-        share = plain / batch
-        more = (table.seconds(batch, batch + drafted) - plain) / drafted if drafted else 0.0
-        for track, plan, outcome in zip(tracks, plans, outcomes, strict=True):
-            draft = plan.draft
-            each = more + (self._draft_s.get(draft.source, 0.0) if plan.computed else 0.0)
-            cost = len(draft.tokens) * each
-            if plan.choice.length and plan.choice.reason == "eval_required":
-                self._probe_s += cost + plan.reading_s
-                self._probe_credit -= cost + plan.reading_s
-            else:
-                track.owed += plan.reading_s
-                part = track.owed * min(1.0, (outcome.accepted + 1) / max(1, track.left))
-                track.owed -= part
-                cost += part
-                saved = outcome.accepted * share + (outcome.accepted + 1) * share * RISK - cost
-                track.credit = min((track.credit or 0.0) + saved, _MOST * share)
 
     def _score(self, track: Track, plan: Plan, outcome: Outcome) -> None:
         draft = plan.draft
@@ -420,12 +312,8 @@ class SpeculationControl:
             right = shadow.tokens[at] == token
             track.estimates[shadow.source].score(at, shadow.confidence[at], right)
             track.shadow_at += 1
-            paper = track.paper
-            if paper is not None and (not right or track.shadow_at == paper.length):
-                credit, most = track.credit or 0.0, _MOST * paper.share
-                saved = (at + right) * paper.share - paper.cost
-                track.credit = min(max(credit + saved, min(credit, -most)), most)
-                track.paper = None
+            if not right or (track.paper is not None and track.shadow_at == track.paper.length):
+                self._accounts.settle_paper(track, at + right)
             if not right or track.shadow_at == len(shadow.tokens):
                 track.shadow = None
                 break
@@ -474,13 +362,16 @@ class SpeculationControl:
             acceptance=acceptance,
             remaining=output,
             output=output,
-            draft_s=self._draft_s.get(source or "", 0.0),
-            setup_s=self._reading_s(source, prompt) if source in self._draft_s else 0.0,
+            draft_s=self._accounts.drafting_s(source or ""),
+            setup_s=self._accounts.ahead_s(source or "", prompt),
             previous=1,
         )
-        costs = None if self._costs is None else self._costs.table
         step = Step(
-            candidates=(candidate,), costs=costs, max_tokens=self._max_tokens, fits=self._fits, vendor_optimises=self._vendor
+            candidates=(candidate,),
+            costs=self._accounts.table,
+            max_tokens=self._max_tokens,
+            fits=self._fits,
+            vendor_optimises=self._vendor,
         )
         choice = self._policy.choose(step)[0]
         if source is not None and acceptance is None and choice.reason == "no_gain":
@@ -504,7 +395,7 @@ class SpeculationControl:
             steps=self._steps,
             emitted=self._emitted,
             seconds=self._seconds,
-            probe_s=self._probe_s,
+            probe_s=self._accounts.probe_s,
             reasons=dict(self._reasons),
             sources=sources,
             fault=self._fault,

@@ -11,7 +11,8 @@ from collections.abc import Sequence as List
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from cachespec.engine.control import Outcome, Plan, SpeculationControl, Track
+from cachespec.engine.accounts import Outcome, Plan
+from cachespec.engine.control import SpeculationControl, Track
 from cachespec.engine.costs import CostModel
 from cachespec.engine.pages import PAGE
 from cachespec.engine.processors import Adjust, Processor, log_probabilities

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from time import perf_counter, thread_time
 from typing import Any, Final
 
+from cachespec.engine.accounts import Outcome, Plan
 from cachespec.engine.contained import Fault
-from cachespec.engine.control import Outcome, Plan, SpeculationControl
+from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import CostModel
 from cachespec.engine.drafters.base import Drafter
 from cachespec.engine.runtimes.base import Runtime, Span

@@ -1,0 +1,181 @@
+"""What drafting takes, and what may be spent on it: times of drafters, the credit of each request, the purse for probes.
+
+All seconds are at the speed of the table of costs (`CostModel.speed`). A draft is held against plain decoding by that table;
+what a call costs more is shared by the drafts in it. Without a table nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachespec.engine.costs import CostModel
+from cachespec.engine.drafters.base import MUCH_BEHIND, Draft
+from cachespec.engine.speculation import Candidate, Choice, CostTable
+
+RISK: Final = 0.01
+"""Share of plain decoding's time that speculation may lose on a request."""
+PROBING: Final = 0.005
+"""Share of decoding's time for probes."""
+_START, _MOST = 0.5, 3.0  # credit of a request at its start, and at most, in tokens decoded plainly
+_READS: Final = 0.1  # of the target's time for a token, in the widest call that was measured, that a draft model reads one in
+_SAVED_PROBES = 4.0  # probe time that is kept at most beside what has to be read, in steps of plain decoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one sequence verifies in a step, and why that much.
+
+    `draft` may be shorter than what was chosen. `computed`: it was not known before, and making it took time; `reading_s` of
+    that went into tokens that its drafter was behind with.
+    """
+
+    draft: Draft
+    choice: Choice
+    computed: bool = False
+    reading_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of it: `accepted` drafts were right, and `tokens` were committed (as `Drafter.accept` wants them)."""
+
+    accepted: int
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A draft on paper: what it would have cost, and what each token of it that is right would have saved."""
+
+    length: int
+    cost: float
+    share: float
+
+
+class Account:
+    """What one request may lose yet (`credit`; None until costs are known), and what it still has to pay for.
+
+    `owed` is for what was read for it: the tokens to come, at most `left`, bear it in equal parts. `paper` is the draft that
+    there was no credit for.
+    """
+
+    __slots__ = ("credit", "left", "owed", "paper")
+
+    def __init__(self) -> None:
+        self.credit: float | None = None
+        self.left = 0
+        self.owed = 0.0
+        self.paper: Paper | None = None
+
+
+class Accounts:
+    """The accounts of one engine. `probe_s` was spent on probes, `purse` may be spent on the next one."""
+
+    def __init__(self, costs: CostModel | None) -> None:
+        self._costs = costs
+        self._draft_s: dict[str, float] = {}  # seconds a drafted token, of drafters that have to compute it
+        self._read_s: dict[str, float] = {}  # seconds a token that they have to read first
+        self._awaited = 0.0  # what has to be read before the next probe
+        self.probe_s = self.purse = 0.0
+
+    @property
+    def table(self) -> CostTable | None:
+        return None if self._costs is None else self._costs.table
+
+    def begin(self, accounts: Sequence[Account], remaining: Sequence[int]) -> None:
+        """A step of requests that may still emit so many tokens each."""
+        table = self.table
+        for account, left in zip(accounts, remaining, strict=True):
+            account.left = left
+            if account.credit is None and table is not None:
+                account.credit = _START * table.seconds(1, 1)
+
+    def wait_for(self, candidates: Sequence[Candidate]) -> None:
+        """Save up for a probe of these. Behind a long prompt a draft model is tried seldom, but it is."""
+        self._awaited = min((c.setup_s for c in candidates if not c.scored), default=self._awaited)
+
+    def drafting_s(self, source: str) -> float:
+        """Of a token that has to be computed."""
+        return self._draft_s.get(source, 0.0)
+
+    def reading_s(self, source: str, behind: int) -> float:
+        """Of so many tokens that a draft model has to read; until that was seen, rather too little, so that it will be."""
+        table = self.table
+        if behind < MUCH_BEHIND or table is None:
+            return 0.0
+        each = self._read_s.get(source)
+        if each is None:
+            widest = max(table.points[min(table.points)])
+            each = _READS * table.seconds(1, widest) / widest
+        return behind * each
+
+    def ahead_s(self, source: str, prompt: int) -> float:
+        """Reading before a request with so many new tokens; 0 for a drafter that never had to compute anything."""
+        return self.reading_s(source, prompt) if source in self._draft_s else 0.0
+
+    def computed(
+        self, before: Sequence[Draft], after: Sequence[Draft] | None, made: Sequence[Draft], took: float
+    ) -> list[float]:
+        """Drafts were computed in `took` seconds of the clock. What of that was for reading, of each.
+
+        `before` and `after` are the drafter's prospects, for what it was behind with; `after` None: with nothing much.
+        """
+        nothing = [0.0] * len(made)
+        if self._costs is None:
+            return nothing
+        took, count, name = took / self._costs.speed, sum(len(draft.tokens) for draft in made), before[0].source
+        if after is not None:
+            read = [max(a.behind - b.behind, 0) if b.pending else 0 for a, b in zip(before, after, strict=True)]
+            total = sum(read)
+            if total < MUCH_BEHIND:
+                return nothing
+            each = max(took - count * self._draft_s.get(name, took / (total + count)), 0.0) / total
+            self._read_s[name] = 0.8 * self._read_s.get(name, each) + 0.2 * each
+            return [tokens * each for tokens in read]
+        for draft in made if count else ():
+            each = took / count
+            self._draft_s[draft.source] = 0.8 * self._draft_s.get(draft.source, each) + 0.2 * each
+        return nothing
+
+    def settle(self, accounts: Sequence[Account], plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
+        """Who saved and who lost time against plain decoding in a step."""
+        table = self.table
+        if table is None:
+            return
+        batch, drafted = len(accounts), sum(len(plan.draft.tokens) for plan in plans)
+        plain = table.seconds(batch, batch)
+        self.purse = min(self.purse + PROBING * plain, _SAVED_PROBES * plain + self._awaited)
+        share = plain / batch
+        more = (table.seconds(batch, batch + drafted) - plain) / drafted if drafted else 0.0
+        for account, plan, outcome in zip(accounts, plans, outcomes, strict=True):
+            draft = plan.draft
+            cost = len(draft.tokens) * (more + (self.drafting_s(draft.source) if plan.computed else 0.0))
+            if plan.choice.length and plan.choice.reason == "eval_required":
+                self.probe_s += cost + plan.reading_s
+                self.purse -= cost + plan.reading_s
+                continue
+            emitted = outcome.accepted + 1
+            owed = account.owed + plan.reading_s
+            part = owed * min(1.0, emitted / max(1, account.left))
+            account.owed = owed - part
+            saved = outcome.accepted * share + emitted * share * RISK - cost - part
+            account.credit = min((account.credit or 0.0) + saved, _MOST * share)
+
+    def on_paper(self, batch: int, wanted: int) -> Paper | None:
+        """A draft that there was no credit for."""
+        table = self.table
+        if not wanted or table is None:
+            return None
+        plain = table.seconds(batch, batch)
+        return Paper(wanted, table.seconds(batch, batch + wanted) - plain, plain / batch)
+
+    @staticmethod
+    def settle_paper(account: Account, right: int) -> None:
+        """What the draft on paper would have saved, now that so many tokens of it are known to be right and no more are."""
+        paper = account.paper
+        if paper is not None:
+            credit, most = account.credit or 0.0, _MOST * paper.share
+            account.credit = min(max(credit + right * paper.share - paper.cost, min(credit, -most)), most)
+            account.paper = None
