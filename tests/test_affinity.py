@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from cachespec.affinity import Sessions
 from cachespec.request import Request, build_request
 
@@ -109,6 +111,61 @@ def test_without_a_session_a_tool_call_is_known_by_its_conversation() -> None:
     assert sessions.resume(results("Cut", "call_0")).previous_backend is None
     assert sessions.resume(results("Cut", "y")).previous_backend == "b"
     assert sessions.resume(results("One", "call_0", session="new")).previous_backend == "a"
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+ITEM = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+CHAT = [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c", "content": "seen"}]
+USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]}
+BRIEF = {"role": "user", "content": "Be brief."}
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "seen"}}
+SEARCH = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "seen"}]}
+
+
+def used(*content: Any) -> list[Any]:
+    return [USE, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": list(content)}]}]
+
+
+ANSWERS: dict[str, list[Any]] = {
+    "followed by a user": [*CHAT, BRIEF],
+    "followed by the system": [*CHAT, {"role": "system", "content": "Be brief."}],
+    "followed by several": [*CHAT, BRIEF, BRIEF],
+    "followed by the beginning of an answer": [*CHAT, {"role": "assistant", "content": "I see"}],
+    "beside text": [USE, {"role": "user", "content": [*used({"type": "text", "text": "seen"})[1]["content"], {"type": "text", "text": "Brief."}]}],
+    "document": used(DOCUMENT),
+    "document beside text": used({"type": "text", "text": "this"}, DOCUMENT),
+    "search result": used(SEARCH),
+    "tool reference": used({"type": "tool_reference", "tool_name": "look"}),
+    "items": [{"type": "reasoning", "summary": []}, ITEM, {"type": "function_call_output", "call_id": "c", "output": "seen"}],
+    "file": [ITEM, {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file", "file_id": "f"}]}],
+    "custom": [
+        {"type": "custom_tool_call", "call_id": "c", "name": "look", "input": "raw"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "seen"},
+    ],
+    "item followed by a user": [ITEM, {"type": "function_call_output", "call_id": "c", "output": "seen"}, BRIEF],
+}
+
+
+@pytest.mark.parametrize("session", ["s", None])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_results_are_known_in_every_form_and_until_they_are_answered(answer: str, session: str | None) -> None:
+    sessions = Sessions()
+    called(sessions, "One", "a", "c", session=session)
+    called(sessions, "Two", "b", "c", session="another")
+    told = [{"role": "user", "content": "One"}, *ANSWERS[answer]]
+    resumed = sessions.resume(build_request(messages=told, session_id=session))
+    assert (resumed.previous_backend, resumed.tool_loop) == ("a", True)
+    more = [*told, {"role": "assistant", "content": "Done."}, BRIEF]
+    assert sessions.resume(build_request(messages=more, session_id=session)).tool_loop is False
+
+
+def test_calls_made_after_the_beginning_of_an_answer_are_known_by_their_conversation() -> None:
+    sessions = Sessions()
+    for first, backend in (("One", "a"), ("Two", "b")):
+        begun: list[Any] = [{"role": "user", "content": first}, {"role": "assistant", "content": "I will"}]
+        sessions.remember(build_request(messages=begun), backend=backend, model="m", calls=["c"])
+        assert sessions.resume(build_request(messages=[*begun, *CHAT])).previous_backend == backend
+    assert sessions.resume(build_request(messages=[{"role": "user", "content": "One"}, *CHAT])).previous_backend == "a"
 
 
 def test_parallel_conversations_of_one_session_are_told_apart() -> None:

@@ -1,8 +1,8 @@
 """What a client remembers of sessions: the backend that answered last, and the parameters that are part of what is cached.
 
-Each tenant has sessions of its own, whatever they are called. A tool's results go back to who called it: ids of calls are
-unique with some servers and counted from 0 with others, so a call is known by its session and by the conversation it was made
-in, too. What a vendor keeps (a stored answer, a conversation, a container) is known by its id.
+Each tenant has sessions of its own, whatever they are called. A tool's results go back to who called it until they are
+answered, whatever is said beside or after them. Ids of calls are unique with some servers and counted from 0 with others, so a
+call is known by its session and by the conversation it was made in, too. What a vendor keeps (a stored answer, a conversation, a container) is known by its id.
 
 Thinking, effort, tool choice, speed and betas enter a vendor's cache key: to change one on the way is to pay for the whole
 prompt again. So what a session has set stays set where a later request says nothing, and a request that says something else
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from cachespec.backends.base import Backend
 from cachespec.choices import Reasoning, ResponseFormat, ToolChoice
-from cachespec.messages import Message, TextPart, ToolResultPart
+from cachespec.messages import Message, OpaquePart, Part, TextPart, ToolResultPart
 from cachespec.request import Request
 
 MOST = 10_000
@@ -52,7 +52,7 @@ class Kept:
 class Resumed:
     """A request with what its session has set, the backend that answered before, and what it changes nevertheless.
 
-    `tool_loop`: its newest message holds the results of tools that `previous_backend` called. `previous_response` is the
+    `tool_loop`: it holds results, not answered yet, of tools that `previous_backend` called. `previous_response` is the
     vendor's id of the session's last answer there. `holder` keeps what a body that was given names, where that is known.
     """
 
@@ -117,16 +117,17 @@ class Sessions:
         )
 
     def _caller(self, request: Request, *, known: bool) -> str | None:
-        """The backend whose tool calls are answered by the newest message; None where it answers none that we know.
+        """The backend whose tool calls are answered by what was said since; None where that answers none that we know.
 
         `known`: its session is, and then only what was called in it counts.
         """
         messages = request.messages
-        newest = messages[-1].parts if messages else ()
-        results = [part.id for part in newest if isinstance(part, ToolResultPart)]
+        end = _run(messages, len(messages), answers=True)  # the beginning of an answer, where the caller wrote one
+        begin = _run(messages, end, answers=False)
+        results = [call for message in messages[begin:end] for part in message.parts if (call := _answered(part))]
         if not results:
             return None
-        asked = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role == "assistant"), 0)
+        asked = _run(messages, begin, answers=True)
         conversation = _digest(messages[:asked])
         for surest in _places(request.session_id, conversation, known=known):
             for call in results:
@@ -140,7 +141,8 @@ class Sessions:
         """A request was answered; `calls` are the ids of the tool calls in the answer, `response_id` the vendor's own."""
         self.changes += 1
         session, made = request.session_id, list(calls)
-        places = list(_places(session, _digest(request.messages), known=False)) if made else []
+        asked = _run(request.messages, len(request.messages), answers=True) if made else 0
+        places = list(_places(session, _digest(request.messages[:asked]), known=False)) if made else []
         for call in made:
             for place in places:
                 key = (request.tenant, call, *place)
@@ -177,6 +179,23 @@ class Sessions:
         for session, kept in self._kept.items():
             if kept.backend == backend and kept.response_id is not None:
                 self._kept[session] = replace(kept, response_id=None)
+
+
+def _run(messages: Sequence[Message], end: int, *, answers: bool) -> int:
+    """Where the messages before `end` begin that are all a model's, or all a caller's: an answer may be several items."""
+    while end and (messages[end - 1].role == "assistant") is answers:
+        end -= 1
+    return end
+
+
+def _answered(part: Part) -> str | None:
+    """The id of the tool call that a part answers. A result with more in it than text and images is its vendor's own part."""
+    if isinstance(part, ToolResultPart):
+        return part.id
+    if isinstance(part, OpaquePart) and str(part.raw.get("type")).endswith(("_result", "_output")):
+        call = part.raw.get("call_id" if part.dialect == "responses" else "tool_use_id")
+        return call if isinstance(call, str) else None
+    return None
 
 
 def named_state(request: Request) -> list[tuple[str, str]]:
