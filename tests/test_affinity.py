@@ -118,6 +118,7 @@ ITEM = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{
 CHAT = [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c", "content": "seen"}]
 USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]}
 BRIEF = {"role": "user", "content": "Be brief."}
+SAID = {"type": "text", "text": "seen"}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "seen"}}
 SEARCH = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "seen"}]}
 
@@ -131,9 +132,9 @@ ANSWERS: dict[str, list[Any]] = {
     "followed by the system": [*CHAT, {"role": "system", "content": "Be brief."}],
     "followed by several": [*CHAT, BRIEF, BRIEF],
     "followed by the beginning of an answer": [*CHAT, {"role": "assistant", "content": "I see"}],
-    "beside text": [USE, {"role": "user", "content": [*used({"type": "text", "text": "seen"})[1]["content"], {"type": "text", "text": "Brief."}]}],
+    "beside text": [USE, {"role": "user", "content": [*used(SAID)[1]["content"], SAID]}],
     "document": used(DOCUMENT),
-    "document beside text": used({"type": "text", "text": "this"}, DOCUMENT),
+    "document beside text": used(SAID, DOCUMENT),
     "search result": used(SEARCH),
     "tool reference": used({"type": "tool_reference", "tool_name": "look"}),
     "items": [{"type": "reasoning", "summary": []}, ITEM, {"type": "function_call_output", "call_id": "c", "output": "seen"}],

@@ -2,7 +2,8 @@
 
 Each tenant has sessions of its own, whatever they are called. A tool's results go back to who called it until they are
 answered, whatever is said beside or after them. Ids of calls are unique with some servers and counted from 0 with others, so a
-call is known by its session and by the conversation it was made in, too. What a vendor keeps (a stored answer, a conversation, a container) is known by its id.
+call is known by its session and by the conversation it was made in, too. What a vendor keeps (a stored answer, a conversation,
+a container) is known by its id.
 
 Thinking, effort, tool choice, speed and betas enter a vendor's cache key: to change one on the way is to pay for the whole
 prompt again. So what a session has set stays set where a later request says nothing, and a request that says something else
