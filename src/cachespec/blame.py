@@ -5,6 +5,7 @@ Without this one caller could take a healthy backend out for everybody (`health`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from cachespec.decision import Latency
@@ -54,9 +55,23 @@ def of_deadline(error: BackendError, *, latency: Latency, waited_s: float, left_
         return False
     if left_s < -AT_DEADLINE_S:
         return True
+    usual = _usual_s(latency)
+    return waited_s < (usual if latency.evidence == "measured" and usual is not None else max(usual or 0.0, UNMEASURED_S))
+
+
+def patience_s(latency: Latency, left_s: float | None) -> float:
+    """How long an attempt may stay without content while somebody else can still be asked: half of what is left of the
+    deadline, or twice what the backend usually takes, if that is longer. Infinite where nobody else would have time."""
+    if left_s is None:
+        return math.inf
+    seconds = max(left_s / 2, 2 * (_usual_s(latency) or 0.0))
+    return seconds if seconds < left_s else math.inf
+
+
+def _usual_s(latency: Latency) -> float | None:
+    """Seconds that 95 of 100 answers keep to their first token, as far as is known."""
     usual = latency.ttft_ms if latency.ttft_high_ms is None else latency.ttft_high_ms
-    fair_s = (usual or 0.0) / 1000
-    return waited_s < (fair_s if latency.evidence == "measured" and usual is not None else max(fair_s, UNMEASURED_S))
+    return None if usual is None else usual / 1000
 
 
 def _parts(request: Request) -> Iterator[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -12,7 +13,7 @@ from cachespec.affinity import Sessions
 from cachespec.answers import parse_answer
 from cachespec.assembly import Assembly
 from cachespec.backends.base import Attempt, Backend
-from cachespec.blame import AT_DEADLINE_S, of_data, of_deadline, of_request
+from cachespec.blame import AT_DEADLINE_S, of_data, of_deadline, of_request, patience_s
 from cachespec.cache_learning import Sent
 from cachespec.caching import Outcome as CacheOutcome
 from cachespec.clock import Clock
@@ -23,6 +24,7 @@ from cachespec.errors import (
     BudgetExceededError,
     CachespecError,
     ConnectionFailedError,
+    RequestTimeoutError,
     StreamInterruptedError,
 )
 from cachespec.events import Completion, Retrying
@@ -58,6 +60,7 @@ class _Open:
     sent: Sent | None = None
     attempt: Attempt | None = None
     since: float = field(default_factory=anyio.current_time)
+    content_by: float = math.inf  # on the event loop's clock: then somebody else is asked
 
 
 class ClientCall:
@@ -146,9 +149,33 @@ class ClientCall:
         held.sent = self._caching.sent(verdict.planned, self._clock.time())
         self._keepalives.used(verdict.planned)
         left_s = None if until is None else until - anyio.current_time()
-        held.attempt = await held.backend.open(verdict.request, decision.plan, timeout=left_s)
+        if self._others(held):
+            held.content_by = anyio.current_time() + patience_s(held.offer.latency, left_s)
+        with anyio.CancelScope(deadline=held.content_by):
+            held.attempt = await held.backend.open(verdict.request, decision.plan, timeout=left_s)
+        if held.attempt is None:
+            raise self.no_content()
         self._answered = held
         return held.attempt, held.assembly
+
+    @property
+    def content_by(self) -> float:
+        return math.inf if self._open is None else self._open.content_by
+
+    def no_content(self) -> RequestTimeoutError:
+        held = self._open
+        assert held is not None  # noqa: S101 - only an attempt is waited for
+        text = f"no content within {held.content_by - held.since:.3g} s, and others can still be asked"
+        return RequestTimeoutError(text, backend=held.backend.name, model=held.backend.model)
+
+    def _others(self, held: _Open) -> bool:
+        """Whether somebody who was not asked yet would be, should this attempt fail."""
+        ask, name = self._asked.ask, held.backend.name
+        if ask.tool_loop and ask.previous_backend == name and not self._learned.health.gone(name, ask.now):
+            return False
+        if self._attempts + 1 >= self._now.config.retries.attempts:
+            return False
+        return any(o.eligible and o.backend != name and o.backend not in self._failed for o in self.decision.candidates)
 
     async def _reserved(self, verdict: Verdict, left_s: float | None) -> _Open:
         """An attempt at the chosen backend, with its reservation. Raises BudgetExceededError and LedgerError."""
@@ -270,6 +297,7 @@ class ClientCall:
     async def _give_back(self, held: _Open, error: CachespecError, left_s: float | None) -> None:
         """A failed attempt costs nothing, unless the vendor counted, or may have begun to work (`BackendError.begun`)."""
         health, waited_s, latency = self._learned.health, anyio.current_time() - held.since, held.offer.latency
+        left_s = 0.0 if anyio.current_time() >= held.content_by else left_s  # its time was over, if not that of the request
         if isinstance(error, BackendError) and (
             of_data(error, local=held.backend.capabilities.local)
             or of_request(error, self._asked.request, held.backend.name)

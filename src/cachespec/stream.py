@@ -52,6 +52,13 @@ class Call(Protocol):
     async def open(self, *, left_s: float | None) -> tuple[Attempt, Assembly]:
         """Decide, reserve, and open the attempt that is due. Raises what failed; then nothing is held."""
 
+    @property
+    def content_by(self) -> float:
+        """When (`anyio.current_time`) the open attempt is given up if no content came; infinite: not before the deadline."""
+
+    def no_content(self) -> BackendError:
+        """The error of an attempt that was given up so."""
+
     async def retry(self, error: CachespecError, *, left_s: float | None) -> Retrying | None:
         """Note a failed attempt, release or settle it, and say what comes next; None: nothing does, or nobody was asked."""
 
@@ -228,12 +235,13 @@ class ResponseStream:
     async def _read(self) -> Any:
         attempt = self._attempt
         assert attempt is not None  # noqa: S101 - `_open_any` set it
-        if self._ends_by_itself:  # a scope for each read is most of what a chunk costs here
+        until = self._deadline if self._ttft is not None else min(self._deadline, self._call.content_by)
+        if self._ends_by_itself and until == self._deadline:  # a scope for each read is most of what a chunk costs here
             events = await attempt.read()
             if self._state == "left":
                 raise self._stopped()
             return events
-        with anyio.CancelScope(deadline=self._deadline) as self._working:
+        with anyio.CancelScope(deadline=until) as self._working:
             return await attempt.read()
         raise self._stopped()
 
@@ -248,7 +256,7 @@ class ResponseStream:
         self._working = None
         if self._state == "left":
             return StreamStateError("the stream was closed while it was being read")
-        return self._timed_out()
+        return self._timed_out() if anyio.current_time() >= self._deadline else self._call.no_content()
 
     def _timed_out(self) -> BackendError:
         asking, timeout_s = self._call.asking, self._call.timeout_s

@@ -380,9 +380,7 @@ async def test_one_that_hangs_longer_than_it_usually_takes_is_ill() -> None:
         offer = client.plan("Hi").candidates[0]
         assert offer.latency.evidence == "measured"
         assert offer.latency.ttft_high_ms is not None
-        patience = 3 * offer.latency.ttft_high_ms / 1000 + 0.05
-        for _ in range(9):  # three, unless the machine stalls at a deadline
+        for _ in range(3):
             if client.plan("Hi").chosen == "first":
-                with pytest.raises(RequestTimeoutError):
-                    await client.complete("Hi", timeout=patience)
+                assert (await client.complete("Hi", timeout=1)).backend == "second"  # asked when half of the time was over
         assert client.plan("Hi").chosen == "second"
