@@ -19,7 +19,7 @@ from cachespec.errors import (
     RateLimitError,
     ServerError,
 )
-from cachespec.policies.budgets import accounts, applied, window
+from cachespec.policies.budgets import accounts, applied, known, window
 from cachespec.policies.retries import Failure, NextAttempt, next_attempt
 from cachespec.policies.routing import Balanced, Cheapest, Fastest, Pinned, Sticky, Weighted, stay
 from cachespec.rules import BudgetRule, RetryRule
@@ -258,9 +258,39 @@ def test_a_request_falls_under_the_budgets_of_everything_it_belongs_to() -> None
         "tenant:acme per day",
         "tag:a in total",
         "tag:b in total",
-        "session:s in total",
+        "session:acme/s in total",
         "alias:assistant in total",
         "request in total",
     ]
-    assert accounts(ASK) == ("overall", "alias:assistant", "tenant:acme", "session:s", "tag:a", "tag:b")
+    assert accounts(ASK) == ("overall", "alias:assistant", "tenant:acme", "session:acme/s", "tag:a", "tag:b")
     assert accounts(replace(ASK, tenant=None, session_id=None, tags=())) == ("overall", "alias:assistant")
+
+
+def test_a_session_is_each_tenants_own_under_a_name_of_its_own() -> None:
+    """Tenants who call their sessions alike share no limit, and no two sessions are ever called the same."""
+    rule = BudgetRule(scope="session", limit=Decimal(5))
+    chats = [("a", "1"), ("b", "1"), (None, "1"), (None, "a/1"), ("a/1", "1"), ("a", "1/1"), (None, "a%2F1"), ("a%2F1", "1")]
+    names = []
+    for tenant, session in chats:
+        ask = replace(ASK, tenant=tenant, session_id=session)
+        (limit,) = (a.limit for a in applied([rule], ask))
+        assert limit.account in accounts(ask)
+        assert [a.limit.account for a in known([rule], [limit.account], 0.0)] == [limit.account]
+        names.append(limit.account)
+    assert len(set(names)) == len(chats)
+    assert names[:4] == ["session:a/1", "session:b/1", "session:1", "session:a%2F1"]
+    assert applied([rule], replace(ASK, session_id=None)) == ()
+
+
+def test_a_session_that_a_budget_names_is_found_with_every_tenant() -> None:
+    rule = BudgetRule(scope="session", limit=Decimal(5), key="1/2")
+    named = [
+        a.limit.account
+        for tenant in ("acme", None)
+        for session in ("1/2", "2")
+        for a in applied([rule], replace(ASK, tenant=tenant, session_id=session))
+    ]
+    assert named == ["session:acme/1%2F2", "session:1%2F2"]
+    spent = [*named, "session:2", "session:acme/2", "tenant:1/2", "overall"]
+    assert [a.limit.account for a in known([rule], spent, 0.0)] == ["session:1%2F2", "session:acme/1%2F2"]
+    assert [a.limit.account for a in known([rule], [], 0.0)] == ["session:1%2F2"]

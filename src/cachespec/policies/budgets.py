@@ -49,16 +49,29 @@ def applied(rules: Sequence[BudgetRule], ask: Ask) -> tuple[Applied, ...]:
 
 def known(rules: Sequence[BudgetRule], accounts: Sequence[str], now: float) -> tuple[Applied, ...]:
     """Every budget as of `now` (Unix seconds), one for each member that the ledger's `accounts` name. None of requests."""
-    found: list[Applied] = []
-    for rule in rules:
-        if rule.scope == "overall":
-            found.append(_applied(rule, None, now))
-        elif rule.key is not None:
-            found.append(_applied(rule, rule.key, now))
-        elif rule.scope != "request":
-            prefix = f"{rule.scope}:"
-            found += [_applied(rule, name[len(prefix) :], now) for name in accounts if name.startswith(prefix)]
-    return tuple(found)
+    return tuple(_applied(rule, member, now) for rule in rules for member in _known(rule, accounts))
+
+
+def _known(rule: BudgetRule, accounts: Sequence[str]) -> Sequence[str | None]:
+    if rule.scope in ("overall", "request"):
+        return (None,) if rule.scope == "overall" else ()
+    prefix = f"{rule.scope}:"
+    spent = [name[len(prefix) :] for name in accounts if name.startswith(prefix)]
+    if rule.key is None:
+        return spent
+    if rule.scope != "session":
+        return (rule.key,)
+    key = session_name(None, rule.key)
+    return (key, *(name for name in spent if name != key and name.rpartition("/")[2] == key))
+
+
+def session_name(tenant: str | None, session_id: str) -> str:
+    """What a session's counter is called: sessions are each tenant's own, ``acme/chat-7``, and without one ``chat-7``.
+
+    A ``/`` in either is written as in a URL, so that no two of them are ever called the same.
+    """
+    named = (session_id,) if tenant is None else (tenant, session_id)
+    return "/".join(name.replace("%", "%25").replace("/", "%2F") for name in named)
 
 
 def _applied(rule: BudgetRule, member: str | None, now: float) -> Applied:
@@ -72,7 +85,7 @@ def accounts(ask: Ask) -> tuple[str, ...]:
     """Every counter that a request's spend is added to, whether a budget watches it today or not."""
     names = ["overall", f"alias:{ask.alias}"]
     names += [f"tenant:{ask.tenant}"] if ask.tenant is not None else []
-    names += [f"session:{ask.session_id}"] if ask.session_id is not None else []
+    names += [f"session:{session_name(ask.tenant, ask.session_id)}"] if ask.session_id is not None else []
     names += [f"tag:{tag}" for tag in dict.fromkeys(ask.tags)]
     return tuple(names)
 
@@ -86,4 +99,5 @@ def _members(rule: BudgetRule, ask: Ask) -> tuple[str | None, ...]:
         "alias": (ask.alias,),
         "tag": tuple(dict.fromkeys(ask.tags)),
     }[rule.scope]
-    return tuple(v for v in values if v is not None and rule.key in (None, v))
+    found = tuple(v for v in values if v is not None and rule.key in (None, v))
+    return tuple(session_name(ask.tenant, v) for v in found) if rule.scope == "session" else found
