@@ -31,6 +31,8 @@ from cachespec.usage import Usage, is_count
 
 _Convert = TypeVar("_Convert", Callable[[Mapping[str, Any]], Usage], Callable[[Usage], dict[str, Any]])
 APIS = ("chat", "responses", "messages", "converse", "gemini", "cohere")
+BILLING = ("service_tier", "speed", "inference_geo")
+"""What a price depends on beside the counts, as a request asks for it, and an answer says it was served."""
 
 
 def usage_from(api: str, payload: Mapping[str, Any]) -> Usage:
@@ -54,12 +56,12 @@ def usage_to(api: str, usage: Usage) -> dict[str, Any]:
 
 
 def billing_from(api: str, payload: Mapping[str, Any]) -> dict[str, str]:
-    """What a usage object says of the price beside its counts: `service_tier`, `speed`, `inference_geo`.
+    """What a usage object says of the price beside its counts (`BILLING`).
 
     OpenAI says its tier elsewhere in the response. Raises InputError for what is no string.
     """
     fields = _Fields(payload)
-    names = {"messages": ("service_tier", "speed", "inference_geo"), "gemini": ("serviceTier",)}.get(api, ())
+    names = {"messages": BILLING, "gemini": ("serviceTier",)}.get(api, ())
     found = {name: fields.text(name) for name in names}
     return {name.replace("serviceTier", "service_tier"): value for name, value in found.items() if value is not None}
 

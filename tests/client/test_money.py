@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from decimal import Decimal
+from typing import Any
 
 import pytest
+from tests.backends.raw_server import RawServer, answer
 
 from cachespec.client import Client
 from cachespec.errors import BudgetExceededError
@@ -13,6 +17,30 @@ from cachespec.testing import ScriptedBackend, say
 from cachespec.usage import Usage
 
 pytestmark = pytest.mark.anyio
+PRICES = {"input": "1", "cache_read": "0.1", "cache_write": {"5m": "1.25", "1h": "2", "30m": "1.25"}, "output": "10"}
+
+
+def server(*events: Mapping[str, Any]) -> RawServer:
+    """Answers every request with these events."""
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    return RawServer(lambda connection, _: connection.sendall(answer("200 OK", body, "content-type: text/event-stream")))
+
+
+def message(usage: Mapping[str, Any], *, model: str = "claude-sonnet-5-5", text: str = "Hi") -> list[dict[str, Any]]:
+    """A whole Messages stream whose first usage object says this."""
+    start = {"id": "m", "type": "message", "role": "assistant", "model": model, "content": [], "usage": usage}
+    return [
+        {"type": "message_start", "message": start},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 5}},
+        {"type": "message_stop"},
+    ]
+
+
+def claude(url: str, **options: Any) -> dict[str, Any]:
+    return {"use": "anthropic", "model": "claude-sonnet-5-5", "api_key": "k", "base_url": url, "prices": PRICES, **options}
 
 
 async def test_a_sessions_budget_is_each_tenants_own() -> None:
@@ -29,3 +57,29 @@ async def test_a_sessions_budget_is_each_tenants_own() -> None:
                 await client.complete("Hi", tenant=tenant, session_id="chat-1", max_output_tokens=100)
             assert caught.value.spent == Decimal("0.1")
             assert caught.value.scope == f"session:{tenant}/chat-1 in total" if tenant else "session:chat-1 in total"
+
+
+async def test_a_price_that_the_table_lacks_is_no_bound_for_a_hard_budget() -> None:
+    """A place of inference has a surcharge that the price list does not know: what it may cost is not known either."""
+    backend = {"use": "anthropic", "model": "claude-opus-5-5", "api_key": "k"}
+    budgets = [{"scope": "overall", "limit": "5.00"}]
+    async with Client(backends={"b": backend}, policies={"budgets": budgets}) as client:
+        for geo, chosen in ((None, "b"), ("global", "b"), ("us", None)):
+            extra = {} if geo is None else {"b": {"inference_geo": geo}}
+            decision = client.plan("Hi", max_output_tokens=100, extra=extra)
+            (offer,) = decision.candidates
+            assert decision.chosen == chosen
+            assert [r.code for r in offer.reasons if r.code == "price_unknown"] == ([] if chosen else ["price_unknown"])
+            assert offer.quote is not None
+            assert (offer.quote.worst is None) == (chosen is None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "estimated"), [({}, False), ({"inference_geo": "global"}, False), ({"inference_geo": "us"}, True)]
+)
+async def test_a_place_of_inference_without_a_price_makes_an_estimate(facts: dict[str, str], estimated: bool) -> None:
+    usage = {"input_tokens": 100, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 1, **facts}
+    with server(*message(usage)) as wire:
+        async with Client(backends={"b": claude(wire.url)}) as client:
+            done = await client.complete("Hi")
+    assert (done.cost, done.estimated) == (Decimal("0.00015"), estimated)

@@ -30,7 +30,7 @@ from cachespec.errors import (
     UnsupportedParameterError,
 )
 from cachespec.events import Event, UsageReported
-from cachespec.usage_shapes import usage_from
+from cachespec.usage_shapes import BILLING, usage_from
 
 Object: TypeAlias = dict[str, Any]
 
@@ -174,6 +174,7 @@ class EventDecoder(ABC):
             if last:
                 for name, text in self._sse.close():
                     self._event(name, text, out)
+                self.release(out)
                 out += self._halves.end()
         except BackendError as error:
             self.error = error
@@ -201,6 +202,9 @@ class EventDecoder(ABC):
     @abstractmethod
     def payload(self, payload: Object, name: str | None, out: list[Event]) -> None:
         """Append the events of one parsed ``data`` object. A shape that is not the protocol's may raise anything."""
+
+    def release(self, out: list[Event]) -> None:
+        """Append what was kept back for the sake of what might still come: nothing does."""
 
     @abstractmethod
     def whole(self, payload: Object, out: list[Event]) -> bool:
@@ -328,7 +332,7 @@ def name_of_call(value: object) -> str:
 
 def billing_facts(said: Object) -> dict[str, str] | None:
     """What the price depends on besides the usage, as the answer says it. ``auto`` is a wish, not a tier."""
-    facts = {key: said[key] for key in ("service_tier", "speed") if text_or_none(said.get(key)) and said[key] != "auto"}
+    facts = {key: said[key] for key in BILLING if text_or_none(said.get(key)) and said[key] != "auto"}
     return facts or None
 
 

@@ -45,7 +45,7 @@ from cachespec.pricing import Rates, hosted_rates
 from cachespec.prompt import Prompt
 from cachespec.recall import trace
 from cachespec.request import Request
-from cachespec.usage_shapes import usage_from
+from cachespec.usage_shapes import BILLING, usage_from
 
 Headers: TypeAlias = Mapping[str, Any]
 """Header names in lower case; a value of the SDK's `Omit` takes a header out, wherever it came from."""
@@ -181,7 +181,7 @@ class HostedBackend(ABC):
         bound = bounds(prompt, self._profile, found)
         fields, tiers = found.fields, None
         if fields:
-            tiers = {key: value for key in ("service_tier", "speed") if isinstance(value := fields.get(key), str)}
+            tiers = {key: value for key in BILLING if isinstance(value := fields.get(key), str)}
         return estimate(prompt, bound, local=self.capabilities.local, billing=tiers or None)
 
     def wire(self, request: Request, plan: Plan) -> Wire:
