@@ -11,6 +11,7 @@ import anyio.lowlevel
 import pytest
 from tests.client.caching_support import Recording, text
 
+import cachespec
 from cachespec.backends.anthropic import AnthropicBackend
 from cachespec.cache_learning import SAVE_EVERY_S, Caching, Sent
 from cachespec.decision import Ask, Belief
@@ -22,6 +23,7 @@ from cachespec.policies.caching import ExpectedCost
 from cachespec.prompt import build_prompt
 from cachespec.request import build_request
 from cachespec.telemetry import Telemetry
+from cachespec.testing import FakeClock, ScriptedBackend
 from cachespec.usage import Usage
 from cachespec.warmth import Warmth
 
@@ -152,6 +154,29 @@ async def test_it_saves_now_and_then_and_only_what_changed() -> None:
 
 
 @pytest.mark.anyio
+async def test_no_request_waits_for_saving() -> None:
+    class Locked(MemoryLedger):
+        async def save(self, name: str, data: bytes) -> None:
+            await opened.wait()
+            await super().save(name, data)
+
+    clock, ledger, opened = FakeClock(), Locked(), anyio.Event()
+    async with cachespec.Client(backends={"a": ScriptedBackend(name="a")}, ledger=ledger, clock=clock) as client:
+        await client.complete("Hi")
+        clock.advance(SAVE_EVERY_S + 1)
+        for _ in range(3):
+            await client.complete("Hi")
+        assert await ledger.load("learned") is None
+        opened.set()
+        with anyio.fail_after(10):
+            while await ledger.load("learned") is None:
+                await anyio.sleep(0.01)
+        await client.complete("Hi")
+        last = client._learned.dump()
+    assert await ledger.load("learned") == last  # at the end, whenever that was
+
+
+@pytest.mark.anyio
 async def test_a_store_that_fails_costs_what_was_learned_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Full(MemoryLedger):
         async def save(self, name: str, data: bytes) -> None:
@@ -211,7 +236,8 @@ async def test_what_is_cancelled_is_not_saved_and_what_is_asked_for_meanwhile_wa
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: client.caching.save(ledger, START + 4, at_once=True))
-            await anyio.lowlevel.checkpoint()
+            while not client.caching._saving.locked():
+                await anyio.lowlevel.checkpoint()
             await client.caching.save(ledger, START + 10 * SAVE_EVERY_S)  # somebody is at it: no second one, and no waiting
             assert await ledger.load(name) is None
             scope.cancel()

@@ -22,6 +22,7 @@ from hashlib import blake2b
 
 import anyio
 
+from cachespec.background import Background
 from cachespec.cache_keys import CacheKeys
 from cachespec.cache_marks import Spot
 from cachespec.cache_plan import CachePlanner, Planned
@@ -58,7 +59,8 @@ class Sent:
 class Caching:
     """Planning and learning for one client. Used by the tasks of one event loop; nothing here waits, but for the store.
 
-    `secret` is the application's own for the keys of tenants (None: the ledger's); `before` what another policy leaves behind.
+    `background` is where it is saved beside requests (None: it is not, only by `save`), `secret` the application's own for the
+    keys of tenants (None: the ledger's), and `before` what another policy leaves behind, its background included.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class Caching:
         telemetry: Telemetry,
         learned: Learned,
         *,
+        background: Background | None = None,
         secret: str | None = None,
         before: Caching | None = None,
     ) -> None:
         self.policy, self._telemetry, self._learned = policy, telemetry, learned
+        self._background = background if before is None else before._background
         # What is cached where is a fact, whatever policy comes next.
         self.warmth: Warmth = Warmth() if before is None else before.warmth
         self.keys: CacheKeys = CacheKeys() if before is None else before.keys
@@ -279,6 +283,11 @@ class Caching:
     @property
     def _changes(self) -> int:
         return self.warmth.changes + self._learned.answers + self._told
+
+    def save_soon(self, ledger: Ledger, now: float) -> None:
+        """Save in the background, if it is due: no request waits for it, and whoever cancels one does not cancel that."""
+        if self._background is not None and now >= self._save_at and self._changes != self._saved:
+            self._background.at(now, "save", lambda: self.save(ledger, now))
 
     async def save(self, ledger: Ledger, now: float, *, at_once: bool = False) -> None:
         """Save what changed, now and then, or `at_once`. A store that fails costs what was learned, and is logged.

@@ -338,7 +338,7 @@ class ClientCall:
         await self._book(held, outcome, ttft_ms=ttft_ms, total_ms=total_ms)
         if outcome == "completed":
             self._keep(held)
-        await self._caching.save(self._ledger, self._clock.time())
+        self._caching.save_soon(self._ledger, self._clock.time())
 
     def _took(
         self, held: _Open, outcome: Outcome, cause: BackendError | None, *, ttft_ms: float | None, total_ms: float

@@ -106,10 +106,10 @@ class Client:
     ) -> None:
         self._middleware, self._telemetry = Chain(middleware), Telemetry(hooks)
         self._learned = Learned()
-        self._now = generation(wired, learned=self._learned, telemetry=self._telemetry)
-        self.ledger = wired.ledger
         self._clock = clock or SystemClock()
         self._background = Background(self._clock)
+        self._now = generation(wired, learned=self._learned, telemetry=self._telemetry, background=self._background)
+        self.ledger = wired.ledger
         self._leases = Leases(self.ledger, self._background, self._clock)
         self._keepalives = KeepAlives(self.ledger, self._background, self._clock, self._telemetry, self._in_use)
         path, text = wired.config.path, wired.config.text

@@ -58,8 +58,18 @@ class Generation:
         return self.wired.backends
 
 
-def generation(wired: Wired, *, learned: Learned, telemetry: Telemetry, before: Generation | None = None) -> Generation:
-    """What is wired, ready to decide. Raises ConfigError for a backend that goes by another name."""
+def generation(
+    wired: Wired,
+    *,
+    learned: Learned,
+    telemetry: Telemetry,
+    background: Background | None = None,
+    before: Generation | None = None,
+) -> Generation:
+    """What is wired, ready to decide; `background` is that of the one `before`, where there is one.
+
+    Raises ConfigError for a backend that goes by another name.
+    """
     config = wired.config
     targets = {name: target_of(spec, wired.backends[name]) for name, spec in config.backends.items()}
     settings = Settings(
@@ -79,7 +89,7 @@ def generation(wired: Wired, *, learned: Learned, telemetry: Telemetry, before: 
         caching = before.caching
     else:
         former = None if before is None else before.caching
-        caching = Caching(wired.caching, telemetry, learned, secret=wired.secret, before=former)
+        caching = Caching(wired.caching, telemetry, learned, background=background, secret=wired.secret, before=former)
     decider = Decider(wired.backends, wired.routing, wired.ledger, settings, caching.planner, learned)
     return Generation(
         wired=wired, decider=decider, caching=caching, targets=targets if before is None else {**before.targets, **targets}
