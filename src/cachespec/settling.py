@@ -44,11 +44,10 @@ def _reported(
     rates = backend.rates
     busy, usage, counted = assembly.busy_s, assembly.usage, assembly.finished is not None
     if backend.capabilities.local and not counted:
-        # A local engine knows what it did for an attempt that was left, and how long it took.
-        busy = getattr(attempt, "busy_s", None)
+        # An engine of ours knows what it did for an attempt that was left, and how long it took; a local server does not say.
+        busy, own = getattr(attempt, "busy_s", None), getattr(attempt, "usage", None)
         busy = anyio.current_time() - since if busy is None else busy
-        usage = getattr(attempt, "usage", None) or usage
-        counted = usage is not None
+        usage, counted = own or usage, own is not None
     if usage is not None and counted and usage.uncached is not None and usage.output is not None:
         if rates is None:
             return usage, Cost(amount=None, estimated=False, source=None, price_date=None)

@@ -11,7 +11,7 @@ import pytest
 from tests.backends.raw_server import RawServer, answer
 
 from cachespec.client import Client
-from cachespec.errors import BudgetExceededError
+from cachespec.errors import BudgetExceededError, StreamInterruptedError
 from cachespec.pricing import hosted_rates
 from cachespec.testing import ScriptedBackend, say
 from cachespec.usage import Usage
@@ -37,6 +37,13 @@ def message(usage: Mapping[str, Any], *, model: str = "claude-sonnet-5-5", text:
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 5}},
         {"type": "message_stop"},
     ]
+
+
+def cut(*events: Mapping[str, Any]) -> RawServer:
+    """Begins every answer with these events and hangs up."""
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 100000\r\n\r\n"
+    return RawServer(lambda connection, _: connection.sendall(head + body))
 
 
 def claude(url: str, **options: Any) -> dict[str, Any]:
@@ -83,3 +90,20 @@ async def test_a_place_of_inference_without_a_price_makes_an_estimate(facts: dic
         async with Client(backends={"b": claude(wire.url)}) as client:
             done = await client.complete("Hi")
     assert (done.cost, done.estimated) == (Decimal("0.00015"), estimated)
+
+
+@pytest.mark.parametrize("use", ["vllm", "groq"])
+async def test_a_count_that_was_running_when_the_stream_was_cut_is_an_estimate(use: str) -> None:
+    """A14: a server on our own machines knows no more of a cut answer than a vendor's does."""
+    usage = {"prompt_tokens": 1000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 900}}
+    delta = {"choices": [{"index": 0, "delta": {"content": "ab " * 50}, "finish_reason": None}], "usage": usage}
+    with cut({"id": "c", "object": "chat.completion.chunk", "model": "m", **delta}) as wire:
+        backend = {"use": "compatible", "server": use, "model": "m", "api_key": "k", "base_url": wire.url, "prices": PRICES}
+        async with Client(backends={"b": backend}, policies={"retries": {"attempts": 1}}) as client:
+            with pytest.raises(StreamInterruptedError) as caught:
+                await client.complete("Hi", max_output_tokens=500)
+            (entry,) = await client.ledger.entries()
+    partial = caught.value.partial
+    assert partial is not None
+    cost = Decimal(100 + 90 + 38 * 10) / 1_000_000  # 1000 tokens of input, 900 of them read, and 150 characters of output
+    assert (partial.cost, partial.estimated) == (entry.amount, entry.estimated) == (cost, True)
