@@ -202,7 +202,7 @@ async def test_a_deadline_that_passes_between_two_attempts_is_nobodys_failure() 
     only = backend("only", refusing(OverloadedError("529", backend="only")))
     async with client_of(only, clock=Waiting(), hooks=[hooked.append], policies={"retries": {"first_delay": 0.01}}) as client:
         with pytest.raises(RequestTimeoutError) as caught:
-            await client.complete("Hi", timeout=0.3)
+            await client.complete("Hi", timeout=1.0)
         failed = told(AttemptFailed, hooked)
         assert [(f.attempt, type(f.error), f.next_backend) for f in failed] == [(1, OverloadedError, "only")]
         assert caught.value.backend is None

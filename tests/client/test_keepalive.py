@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -105,10 +105,6 @@ async def test_what_they_cost_is_booked(vendor: Vendor, model: str) -> None:
     assert before < after < before * 2
 
 
-def stalls(*_: Any) -> None:
-    time.sleep(0.6)
-
-
 def hangs_up(*_: Any) -> None:
     return None
 
@@ -117,18 +113,36 @@ def tells_nothing(*_: Any) -> Any:
     return lambda _output: "no usage object"
 
 
-@pytest.mark.parametrize("becomes", [stalls, hangs_up, tells_nothing])
+class Stalled:
+    """Says nothing until it is let go, then hangs up."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def __call__(self, *_: Any) -> None:
+        self.let_go.wait(30)
+
+
+@pytest.fixture
+def stalls() -> Iterator[Stalled]:
+    made = Stalled()
+    yield made
+    made.let_go.set()
+
+
+@pytest.mark.parametrize("becomes", [None, hangs_up, tells_nothing])
 @pytest.mark.parametrize("model", MODELS)
 async def test_one_that_was_sent_and_not_counted_is_booked_as_it_was_expected(
-    vendor: Vendor, model: str, becomes: Any, monkeypatch: pytest.MonkeyPatch
+    vendor: Vendor, model: str, becomes: Any, stalls: Stalled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """None: it stalls."""
     monkeypatch.setattr("cachespec.keepalive.TIMEOUT_S", 0.2)
     policies: Any = {"caching": Keeping(most=1), "budgets": [{"scope": "tenant", "limit": "1.00"}]}
     async with vendor.client(model) as plain:
         backends = {"b": plain.backends["b"]}
         async with Client(backends=backends, policies=policies, clock=vendor.clock, max_output_tokens=10) as client:
             await client.complete("Hi", system=SYSTEM, tenant="acme")
-            vendor.server.counts = becomes
+            vendor.server.counts = becomes or stalls
             await pass_time(client, vendor.clock, LIVES[model])
             assert len(vendor.bodies) > 1  # one that is hung up on over an idle connection is sent again
             ping, answered = await client.ledger.entries(tenant="acme")
@@ -151,7 +165,7 @@ async def test_one_that_is_refused_costs_nothing(vendor: Vendor) -> None:
         assert [e.outcome for e in await client.ledger.entries()] == ["completed"]
 
 
-async def test_one_that_closing_cuts_short_is_booked(vendor: Vendor) -> None:
+async def test_one_that_closing_cuts_short_is_booked(vendor: Vendor, stalls: Stalled) -> None:
     async with vendor.client(MODELS[0], Keeping(most=1)) as client:
         await client.complete("Hi", system=SYSTEM)
         vendor.server.counts = stalls

@@ -56,7 +56,7 @@ def cut_early(connection: socket.socket, n: int) -> object:
 
 
 def stall(connection: socket.socket, n: int) -> object:
-    time.sleep(1)
+    time.sleep(5)
     return None
 
 
@@ -78,7 +78,7 @@ async def test_a_server_that_hangs_up_is_booked_as_one_that_stalls_and_one_that_
     (tmp_path / "ledger.db").unlink()
     cut = await booked(tmp_path, cut_early, ConnectionFailedError)
     (tmp_path / "ledger.db").unlink()
-    stalled = await booked(tmp_path, stall, RequestTimeoutError, timeout=0.4)
+    stalled = await booked(tmp_path, stall, RequestTimeoutError, timeout=1.5)
     for entries in (hung, cut, stalled):
         (entry,) = entries
         assert (entry.outcome, entry.estimated, entry.usage) == ("failed", True, None)
