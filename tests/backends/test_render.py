@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from tests.backends.hosted_support import PLAN, WEATHER, ask, body, rendered, schema
@@ -693,6 +693,89 @@ def test_passthrough_goes_to_its_own_api() -> None:
     assert "prompt_cache_key" not in rendered(LOCAL, request).body
     verbose = ask(passthrough={"openai": {"text": {"verbosity": "low"}}}, response_format=ResponseFormat(kind="json"))
     assert body(RESPONSES, verbose)["text"] == {"format": {"type": "json_object"}, "verbosity": "low"}
+
+
+OPENAI_OWN = {
+    **dict.fromkeys(
+        ("user", "safety_identifier", "metadata", "store", "service_tier", "moderation", "web_search_options"), "own"
+    ),
+    **dict.fromkeys(("verbosity", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs"), "same"),
+    **dict.fromkeys(("text", "include", "truncation", "context_management", "access_programs", "max_tool_calls"), "other"),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control"), "cache"),
+}
+ANTHROPIC_OWN = dict.fromkeys(
+    ("metadata", "service_tier", "speed", "inference_geo", "diagnostics", "thinking", "workspace_id", "cache_control"), "own"
+)
+
+
+@pytest.mark.parametrize(("server", "api"), [(name, p.api) for name, row in ROWS.items() for p in row.profiles])
+def test_what_a_body_says_to_its_vendor_goes_to_nobody_else_and_is_told(server: str, api: Api) -> None:
+    profile = profile_of(server, api)
+    given = ANTHROPIC_OWN if api == "messages" else OPENAI_OWN
+    plain, made = body(profile, ask()), rendered(profile, ask(passthrough={profile.vendor: given}))
+    sent = json.loads(made.body)
+    new = {key for key in sent if sent[key] != plain.get(key)}
+    assert new == (profile.passes | profile.cache_fields) & given.keys()
+    assert not new & {"user", "safety_identifier", "metadata", "store", "service_tier", "moderation", "speed", "inference_geo"}
+    told = " ".join(made.warnings)
+    assert [key for key in given if key not in new and key not in told] == []
+    # By the server's own name the caller may send what he likes.
+    assert body(profile, ask(extra={"b": {"user": "u"}}))["user"] == "u"
+
+
+def test_each_of_openais_apis_gets_its_own_fields_alone() -> None:
+    from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+    from openai.types.responses.response_create_params import ResponseCreateParamsBase
+
+    fields = {"chat": get_type_hints(CompletionCreateParamsBase), "responses": get_type_hints(ResponseCreateParamsBase)}
+    neutral = {"messages", "input", "instructions", "tools", "functions", "function_call", "model", "prompt", "n"}
+    neutral |= {"max_tokens", "max_completion_tokens", "max_output_tokens", "response_format", "seed", "stop"}
+    for profile, other in ((CHAT, "responses"), (RESPONSES, "chat")):
+        foreign = fields[other].keys() - fields[profile.api].keys() - neutral
+        made = rendered(profile, ask(passthrough={"openai": dict.fromkeys(foreign, "x")}))
+        assert foreign
+        assert not foreign & json.loads(made.body).keys()
+
+
+CHAT_CHOICE = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "t"}}]},
+}
+CHOICE = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "t"}]}
+
+
+@pytest.mark.parametrize("choice", [CHAT_CHOICE, {"type": "custom", "custom": {"name": "t"}}, CHOICE, {"type": "file_search"}])
+def test_a_choice_of_tools_goes_to_the_api_whose_form_it_has(choice: dict[str, Any]) -> None:
+    request = ask(tools=(WEATHER,), passthrough={"openai": {"tool_choice": choice}})
+    own, other = (CHAT, RESPONSES) if choice["type"] in choice else (RESPONSES, CHAT)
+    assert body(own, request)["tool_choice"] == choice
+    made = rendered(other, request)
+    assert "tool_choice" not in json.loads(made.body)
+    assert made.warnings == ("tool_choice was left out: it belongs to OpenAI's other API",)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "caller", "allowed"),
+    [
+        (MESSAGES, RESPONSES, {"type": "code_execution_20250825", "tool_id": "s"}, ["direct", "code_execution_20250825"]),
+        (RESPONSES, MESSAGES, {"type": "program", "caller_id": "p"}, ["programmatic"]),
+        (MESSAGES, None, {"type": "direct"}, ["direct"]),
+        (RESPONSES, None, {"type": "direct"}, ["direct"]),
+    ],
+)
+def test_who_may_call_a_tool_is_told_in_the_vendors_own_words(
+    own: Profile, other: Profile | None, caller: dict[str, str], allowed: list[str]
+) -> None:
+    made = ToolCallPart(id="c", name="get_weather", arguments="{}", extra={"caller": caller})
+    result = ToolResultPart(id="c", content=(TextPart(text="x"),))
+    request = ask(given=[assistant(made), user(result)], tools=(replace(WEATHER, extra={"allowed_callers": allowed}),))
+    sent = rendered(own, request)
+    assert json.dumps(caller, separators=(",", ":")) in sent.body
+    assert json.loads(sent.body)["tools"][0]["allowed_callers"] == allowed
+    if other is not None:
+        left = rendered(other, request)
+        assert "caller" not in left.body
+        assert any("tools[0]" in warning and "allowed_callers" in warning for warning in left.warnings)
 
 
 def test_no_part_of_a_body_names_another_vendor() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from tests.wire.frames import answer
 from tests.wire.server import WireServer
 
+from cachespec.bodies import request_from_body
 from cachespec.client import Client
 from cachespec.errors import (
     AuthenticationError,
@@ -99,7 +101,7 @@ async def test_c1_a_fault_after_content_is_one_typed_error_with_the_partial_text
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize(
-    "fault", ["429-9-0", "529-9", "500-9", "cut-0", "eof-0", "error-mid-0", "refuse-9", "empty", "html", "401", "404"]
+    "fault", ["409-9", "429-9-0", "529-9", "500-9", "cut-0", "eof-0", "error-mid-0", "refuse-9", "empty", "html", "401", "404"]
 )
 async def test_c2_before_content_the_other_backend_answers(wire_server: WireServer, api: str, fault: str) -> None:
     async with client_of(wire_server, api, f"ok-5+{fault}", "ok-7") as client:
@@ -110,6 +112,32 @@ async def test_c2_before_content_the_other_backend_answers(wire_server: WireServ
         assert done.backend == "b1"
         assert isinstance(events[0], Retrying)
         assert [r.json["model"] for r in wire_server.requests][-1] == "ok-7"
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "chat": {"user": "u", "safety_identifier": "s", "store": True, "service_tier": "priority", "verbosity": "low"},
+    "messages": {"speed": "fast", "inference_geo": "us", "metadata": {"user_id": "u"}, "thinking": {"type": "adaptive"}},
+}
+
+
+@pytest.mark.parametrize(("api", "server"), [("chat", "mistral"), ("chat", "vllm"), ("messages", "deepseek")])
+async def test_b25_what_a_body_says_to_one_vendor_does_not_cross_to_the_next(
+    wire_server: WireServer, api: str, server: str
+) -> None:
+    base = wire_server.url if api == "messages" else wire_server.openai_url
+    other = {"use": "compatible", "server": server, "api": api, "model": "ok-7", "base_url": base, "prices": PRICES}
+    backends = {"a": table(wire_server, api, "ok-5+500-9"), "b": {**other, "api_key": {"env": "CACHESPEC_TEST_KEY"}}}
+    policies = {"routing": {"use": "pinned", "backend": "a"}, "retries": {"first_delay": 0.01}}
+    request = request_from_body({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20, **OWN[api]})
+    request = replace(request, model="assistant")
+    client = Client(backends=backends, models={"assistant": ["a", "b"]}, policies=policies)
+    async with client, client.stream_request(request) as stream:
+        done = await stream.get_final_completion()
+    assert done.backend == "b"
+    first, last = wire_server.requests[0].json, wire_server.requests[-1].json
+    assert {key: first[key] for key in OWN[api]} == OWN[api]
+    assert not OWN[api].keys() & last.keys()
+    assert [key for key in OWN[api] if key not in " ".join(done.warnings)] == []
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -139,6 +167,7 @@ STATUS: Sequence[tuple[str, type[Exception]]] = [
     ("401", AuthenticationError),
     ("403", PermissionDeniedError),
     ("404", NotFoundError),
+    ("409", OverloadedError),
     ("413", RequestRejectedError),
     ("429", RateLimitError),
     ("500", ServerError),

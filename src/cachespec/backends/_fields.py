@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from cachespec.backends._profile import Profile
+from cachespec.backends._profile import Api, Profile
 from cachespec.errors import InputError
 from cachespec.request import Request
 from cachespec.values import quick
@@ -83,7 +83,10 @@ def added(request: Request, backend: str, profile: Profile, *, drop_cache: bool)
 
 
 def _passed(fields: Mapping[str, Any], profile: Profile, warnings: list[str], *, drop_cache: bool) -> dict[str, Any]:
+    """Of a given body's own fields those that go to a server which speaks the body's protocol. Who only speaks it is another
+    vendor: it has no use for what is between the caller and the first (ids of users, tiers, storage), and may refuse it."""
     kept: dict[str, Any] = {}
+    foreign: list[str] = []
     for key, value in fields.items():
         if key in CACHE_FIELDS:
             if drop_cache:
@@ -91,11 +94,32 @@ def _passed(fields: Mapping[str, Any], profile: Profile, warnings: list[str], *,
             if key not in profile.cache_fields:
                 warnings.append(f"{key} was left out: it means nothing to this backend")
                 continue
-        elif profile.vendor == "openai" and key in _ONLY[_OTHER[profile.api]]:
+        elif profile.vendor == "openai" and _of_the_other(key, value, profile.api):
             warnings.append(f"{key} was left out: it belongs to OpenAI's other API")
             continue
+        elif not profile.own and key not in profile.passes and key not in profile.keeps:
+            foreign.append(key)
+            continue
         kept[key] = value
+    if foreign:
+        warnings.append(f"left out, as they are {profile.vendor}'s own: {', '.join(foreign)}")
     return kept
+
+
+def _of_the_other(key: str, value: object, api: Api) -> bool:
+    """Whether a field belongs to the other one of OpenAI's two APIs. Of a choice of tools both have one, in forms of their own:
+    Chat's is an object named as its type says."""
+    if key == "tool_choice" and isinstance(value, Mapping):
+        return isinstance(value.get(str(value.get("type"))), Mapping) is not (api == "chat")
+    return key in _ONLY["responses" if api == "chat" else "chat"]
+
+
+def says(key: str, value: object, api: Api) -> bool:
+    """Whether a part's or tool's own field says in a protocol what it says in the one it came from: who may call a tool, and
+    who called it, both vendors say in the same fields and in other words."""
+    words = [value.get("type")] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    other = "program" if api == "messages" else "code_execution"
+    return key not in ("caller", "allowed_callers") or not any(str(word).startswith(other) for word in words)
 
 
 def output_limit(asked: int | None, profile: Profile, found: Added) -> int | None:
@@ -109,7 +133,6 @@ def output_limit(asked: int | None, profile: Profile, found: Added) -> int | Non
     return min(limit, profile.max_output)
 
 
-_OTHER: Mapping[str, Literal["chat", "responses"]] = {"chat": "responses", "responses": "chat"}
 # Fields that one of OpenAI's two APIs has and the other refuses (the parameter types of the openai SDK, 3.57).
 _ONLY: Mapping[str, tuple[str, ...]] = {
     "chat": (
@@ -117,7 +140,7 @@ _ONLY: Mapping[str, tuple[str, ...]] = {
         *("reasoning_effort", "stream_options", "verbosity", "web_search_options"),
     ),
     "responses": (
-        *("background", "background_options", "context_management", "conversation", "include", "instructions"),
-        *("max_tool_calls", "previous_response_id", "prompt", "reasoning", "text", "truncation"),
+        *("access_programs", "background", "background_options", "context_management", "conversation", "image", "include"),
+        *("instructions", "max_tool_calls", "previous_response_id", "prompt", "reasoning", "text", "truncation"),
     ),
 }

@@ -137,7 +137,7 @@ class HostedBackend(ABC):
             opt_out=profile.opt_out,
             diagnoses=profile.vendor if target.diagnostics and _tells(profile) else None,
             caching=None if profile.cache is None else at_prices(profile.cache, self._published(profile)),
-            keeps=_keeps(profile),
+            keeps=profile.keeps,
         )
         self._profile = profile
         self._api_key = target.api_key
@@ -274,13 +274,6 @@ class HostedBackend(ABC):
         if self._client is None or self._module is None:
             self._module, self._client, self._headers = self._build(HttpClient())
         return self._module, self._client
-
-
-def _keeps(profile: Profile) -> frozenset[str]:
-    """The fields of a body of its protocol that name what a server keeps."""
-    if profile.api == "responses":
-        return frozenset({"previous_response_id", "conversation", "prompt"})
-    return frozenset({"container"} if profile.api == "messages" and profile.provider == "anthropic" else ())
 
 
 def _tells(profile: Profile) -> bool:

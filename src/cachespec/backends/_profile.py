@@ -56,6 +56,8 @@ class Profile:
         reasoning: the keys of `Request.reasoning` that it takes.
         marks: the dialect of cache marks that it honours.
         cache_fields: the fields of `_fields.CACHE_FIELDS` that its body takes.
+        passes: which of the fields that a given body of its protocol may have beside what is neutral it takes as well. Its
+            own vendor takes them all (`own`).
         names: what its body calls a request field where that is not the protocol's own name.
         system_role: the role of system text in a list of messages.
         late_system: whether a system message may stand after the first other message.
@@ -83,6 +85,7 @@ class Profile:
     json_schema: bool = True
     marks: Literal["anthropic", "openai"] | None = None
     cache_fields: frozenset[str] = frozenset()
+    passes: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
     system_role: Literal["system", "developer"] = "system"
     late_system: bool = True
@@ -106,6 +109,18 @@ class Profile:
     def vendor(self) -> Literal["openai", "anthropic"]:
         """Whose pass-through fields its protocol understands."""
         return "anthropic" if self.api == "messages" else "openai"
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the API of the vendor whose protocol it is."""
+        return self.provider == self.vendor
+
+    @property
+    def keeps(self) -> frozenset[str]:
+        """The fields of a body of its protocol that name what a server keeps."""
+        if self.api == "responses":
+            return frozenset({"previous_response_id", "conversation", "prompt"})
+        return frozenset({"container"} if self.api == "messages" and self.own else ())
 
 
 def cannot(request: Request, profile: Profile) -> list[Reason]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from cachespec.backends._fields import added, output_limit
+from cachespec.backends._fields import added, output_limit, says
 from cachespec.backends._json import dumps
 from cachespec.backends._marks import MARK, without_marks
 from cachespec.backends._profile import Profile
@@ -110,7 +110,7 @@ class Renderer:
         model is said elsewhere. Where it is more than that (a tool's settings), `at` names the place for the warning."""
         if not extra:
             return {}
-        own = {key: extra[key] for key in known if key in extra}
+        own = {key: extra[key] for key in known if key in extra and says(key, extra[key], self.profile.api)}
         if at is not None and (foreign := [key for key in extra if key not in own]):
             self.warn(f"left out at {at}, as this protocol has no such fields: {', '.join(foreign)}")
         return own

@@ -2,7 +2,8 @@
 
 A row says where a server is, which protocols it speaks, and what it takes in each; facts as of 2026-11, from the servers' own
 documentation, and for llama-server from running it. What a row does not name is refused with a reason, never
-dropped: a parameter that turns out to work can be sent with `extra`.
+dropped: a parameter that turns out to work can be sent with `extra`. What a given body says to OpenAI or Anthropic alone is
+left out with a warning.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ _CHAT = frozenset({*_BASE, "seed", "tool_choice"})
 _SAMPLING = frozenset({*_CHAT, "top_k", "min_p"})
 _RESPONSES = frozenset({"temperature", "top_p", "tool_choice", "response_format", "max_output_tokens"})
 _EFFORT = frozenset({"effort"})
+# What of a given Chat body others take as well (their references, 2026-11): how to draw, and how likely what was drawn was.
+_PENALTIES = frozenset({"frequency_penalty", "presence_penalty"})
+_SCORES = frozenset({"logprobs", "top_logprobs"})
+_DRAWING = _PENALTIES | _SCORES | {"logit_bias"}
 
 # Anthropic's protocol as it is spoken elsewhere: sampling as of 2023-06-01, no schemas, no cache marks.
 _MESSAGES = Profile(
@@ -38,7 +43,19 @@ _MESSAGES = Profile(
     tool_ids=ANTHROPIC_ID,
 )
 # vLLM and SGLang: every sampling parameter, an effort for the models that have one, reasoning text of one's own.
-_ENGINE = Profile(api="chat", parameters=_SAMPLING | {"reasoning"}, reasoning=_EFFORT, reasoning_field="reasoning_content")
+_ENGINE = Profile(
+    api="chat",
+    parameters=_SAMPLING | {"reasoning"},
+    reasoning=_EFFORT,
+    reasoning_field="reasoning_content",
+    passes=_DRAWING,
+)
+_VLLM_RESPONSES = Profile(
+    api="responses",
+    parameters=_RESPONSES | {"reasoning"},
+    reasoning=_EFFORT,
+    passes=frozenset({"include", "max_tool_calls", "top_logprobs"}),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +84,14 @@ class Row:
 ROWS: Mapping[str, Row] = {
     # Local servers.
     "vllm": Row(
-        profiles=(_ENGINE, Profile(api="responses", parameters=_RESPONSES | {"reasoning"}, reasoning=_EFFORT), _MESSAGES),
+        profiles=(_ENGINE, _VLLM_RESPONSES, _MESSAGES),
         url="http://127.0.0.1:8000/v1",
         local=True,
     ),
     "sglang": Row(profiles=(_ENGINE,), url="http://127.0.0.1:30000/v1", local=True),
     "llama-server": Row(
         profiles=(
-            Profile(api="chat", parameters=_SAMPLING, reasoning_field="reasoning_content"),
+            Profile(api="chat", parameters=_SAMPLING, reasoning_field="reasoning_content", passes=_DRAWING),
             Profile(api="responses", parameters=(_RESPONSES - {"response_format"}) | {"top_k", "min_p", "seed"}),
             _MESSAGES,
         ),
@@ -83,14 +100,21 @@ ROWS: Mapping[str, Row] = {
     ),
     "ollama": Row(
         profiles=(
-            Profile(api="chat", parameters=_CHAT - {"tool_choice"}),
+            Profile(api="chat", parameters=_CHAT - {"tool_choice"}, passes=_PENALTIES | _SCORES),
             replace(_MESSAGES, parameters=_MESSAGES.parameters - {"tool_choice"}),
         ),
         url="http://127.0.0.1:11434/v1",
         local=True,
     ),
     "lmstudio": Row(
-        profiles=(Profile(api="chat", parameters=(_CHAT - {"tool_choice"}) | {"top_k"}, json_mode=False),),
+        profiles=(
+            Profile(
+                api="chat",
+                parameters=(_CHAT - {"tool_choice"}) | {"top_k"},
+                json_mode=False,
+                passes=_PENALTIES | {"logit_bias"},
+            ),
+        ),
         url="http://127.0.0.1:1234/v1",
         local=True,
     ),
@@ -103,6 +127,7 @@ ROWS: Mapping[str, Row] = {
                 parameters=_CHAT - {"seed"},
                 json_schema=False,
                 reasoning_field="reasoning_content",
+                passes=_PENALTIES | _SCORES,
             ),
             replace(_MESSAGES, provider="deepseek", parameters=_MESSAGES.parameters - {"top_k"}),
         ),
@@ -121,6 +146,7 @@ ROWS: Mapping[str, Row] = {
                 marks="anthropic",  # turned into the vendor's own where it is not Anthropic
                 cache_fields=frozenset({"cache_control"}),
                 message_extra=("reasoning_details",),
+                passes=_DRAWING | {"verbosity"},
                 images=True,
             ),
         ),
@@ -128,7 +154,9 @@ ROWS: Mapping[str, Row] = {
         key="OPENROUTER_API_KEY",
     ),
     "groq": Row(
-        profiles=(Profile(api="chat", provider="groq", parameters=_CHAT | {"reasoning"}, reasoning=_EFFORT),),
+        profiles=(
+            Profile(api="chat", provider="groq", parameters=_CHAT | {"reasoning"}, reasoning=_EFFORT, passes=_PENALTIES),
+        ),
         url="https://api.groq.com/openai/v1",
         key="GROQ_API_KEY",
     ),
@@ -141,28 +169,29 @@ ROWS: Mapping[str, Row] = {
                 names={"seed": "random_seed"},
                 stream_usage=False,  # unknown fields are refused, `stream_options` among them; usage comes unasked
                 tool_ids=MISTRAL_ID,
+                passes=_PENALTIES | {"prediction"},
             ),
         ),
         url="https://api.mistral.ai/v1",
         key="MISTRAL_API_KEY",
     ),
     "together": Row(
-        profiles=(Profile(api="chat", provider="together", parameters=_SAMPLING),),
+        profiles=(Profile(api="chat", provider="together", parameters=_SAMPLING, passes=_PENALTIES | {"logit_bias"}),),
         url="https://api.together.xyz/v1",
         key="TOGETHER_API_KEY",
     ),
     "fireworks": Row(
-        profiles=(Profile(api="chat", provider="fireworks", parameters=_SAMPLING),),
+        profiles=(Profile(api="chat", provider="fireworks", parameters=_SAMPLING, passes=_DRAWING),),
         url="https://api.fireworks.ai/inference/v1",
         key="FIREWORKS_API_KEY",
     ),
     "cerebras": Row(
-        profiles=(Profile(api="chat", provider="cerebras", parameters=_CHAT),),
+        profiles=(Profile(api="chat", provider="cerebras", parameters=_CHAT, passes=_SCORES),),
         url="https://api.cerebras.ai/v1",
         key="CEREBRAS_API_KEY",
     ),
     "xai": Row(
-        profiles=(Profile(api="chat", provider="x-ai", parameters=_CHAT | {"reasoning"}, reasoning=_EFFORT),),
+        profiles=(Profile(api="chat", provider="x-ai", parameters=_CHAT | {"reasoning"}, reasoning=_EFFORT, passes=_SCORES),),
         url="https://api.x.ai/v1",
         key="XAI_API_KEY",
     ),
