@@ -115,7 +115,7 @@ def test_without_a_session_a_tool_call_is_known_by_its_conversation() -> None:
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 ITEM = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-CHAT = [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c", "content": "seen"}]
+CHAT: list[Any] = [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c", "content": "seen"}]
 USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]}
 BRIEF = {"role": "user", "content": "Be brief."}
 SAID = {"type": "text", "text": "seen"}
