@@ -1,7 +1,7 @@
 """Puts one answer together from its events: constant work per event, one join at the end (contract S6).
 
-Parts keep the order in which they first appeared. Tool calls are keyed by (index, id): a new id on an index in use is a
-new call, a missing id continues the call of that index (contract S4).
+Parts keep the order in which they first appeared. Which tool call a delta belongs to is `cachespec.call_deltas`' to say
+(contract S4).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from cachespec.call_deltas import Calls, CallSoFar
 from cachespec.events import (
     CacheDiagnosed,
     Event,
@@ -36,12 +37,6 @@ class _Reasoning(_Pieces):
     part: ReasoningPart | None = None
 
 
-@dataclass(slots=True)
-class _Call(_Pieces):
-    id: str = ""
-    name: str = ""
-
-
 class Assembly:
     """Absorbs events of one attempt; `message()` is what they add up to so far. `begun` is called at the first one.
 
@@ -51,11 +46,10 @@ class Assembly:
 
     def __init__(self, *, provider: str | None, model: str, begun: Callable[[], None] | None = None) -> None:
         self._provider, self._model, self._begun = provider, model, begun
-        self._parts: list[_Pieces] = []
+        self._parts: list[_Pieces | CallSoFar] = []
         self._texts: dict[int, _Pieces] = {}
         self._reasoning: dict[int, _Reasoning] = {}
-        self._calls: dict[tuple[int, str], _Call] = {}
-        self._current: dict[int, _Call] = {}
+        self._calls = Calls()
         self._last: _Pieces | None = None
         self._last_index = -1
         self.deltas = 0
@@ -80,7 +74,7 @@ class Assembly:
     @property
     def size(self) -> int:
         """UTF-8 length in bytes of all content so far."""
-        names = sum(len(p.name.encode("utf-8", "surrogatepass")) for p in self._parts if isinstance(p, _Call))
+        names = sum(len(p.name.encode("utf-8", "surrogatepass")) for p in self._calls.all)
         return names + sum(len(text.encode("utf-8", "surrogatepass")) for p in self._parts for text in p.texts)
 
     def absorb(self, event: Event) -> Event | None:
@@ -143,20 +137,9 @@ class Assembly:
 
     def _tool(self, event: ToolCallDelta) -> ToolCallDelta:
         self.deltas += 1
-        current = self._current.get(event.index)
-        call = self._calls.get((event.index, event.id)) if event.id else current
-        if call is None and event.id and current is not None and not current.id:
-            call = current  # the id came later than the first piece
-        if call is None:
-            call = _Call(name=event.name)
+        call = self._calls.take(event.index, event.id, event.name, event.arguments)
+        if len(call.texts) == 1:
             self._parts.append(call)
-            # A server that never says ids still gets some that are the same in every run.
-            call.id = event.id or (f"call_{len(self._calls)}" if event.name else "")
-        elif event.id and not call.id:
-            call.id = event.id
-        self._calls[event.index, call.id] = self._current[event.index] = call
-        call.name = call.name or event.name
-        call.texts.append(event.arguments)
         if event.id == call.id and event.name == call.name:
             return event
         return ToolCallDelta(event.index, call.id, call.name, event.arguments)
@@ -179,7 +162,7 @@ class Assembly:
         calls = 0
         for block in self._parts:
             text = "".join(block.texts)
-            if isinstance(block, _Call):
+            if isinstance(block, CallSoFar):
                 parts.append(ToolCallPart(id=block.id or f"call_{calls}", name=block.name, arguments=text))
                 calls += 1
             elif isinstance(block, _Reasoning):

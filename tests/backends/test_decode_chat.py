@@ -274,3 +274,32 @@ def test_a_whole_answer_instead_of_a_stream() -> None:
     assert calls(events) == [(0, "a", "f", "{}"), (1, "b", "g", "{}")]
     assert finish(events) == "tool_calls"
     assert isinstance(events[-1], UsageReported)
+
+
+# -- ids and names that come late, or not at all
+
+
+def test_a_call_has_one_id_from_its_first_event_on() -> None:
+    assert tool_events([call(0, None, "f", '{"x"')], [call(0, "a", None, ":1}")]) == [(0, "a", "f", '{"x":1}')]
+    assert tool_events([call(0, None, "f", "{")], [call(0, None, None, "}")]) == [(0, "", "f", "{}")]
+    assert tool_events([call(0, None, "f", "{}"), call(1, None, "g", "{}")]) == [(0, "", "f", "{}"), (1, "", "g", "{}")]
+    assert tool_events([call(None, None, "f", "{")], [call(None, "a", None, "}")]) == [(0, "a", "f", "{}")]
+
+
+def test_a_call_without_an_id_is_not_kept_back_for_long() -> None:
+    first = chunk({"tool_calls": [call(0, None, "f", "{}")]})
+    for last in (chunk({"content": "x"}), chunk({"reasoning": "x"}), chunk(reason="tool_calls"), "[DONE]"):
+        events = decode("chat", first, last)
+        assert calls(events) == [(0, "", "f", "{}")]
+        assert not isinstance(events[-1], ToolCallDelta) or last == "[DONE]"
+    events, error = fails("chat", first, {"error": {"message": "m", "code": 503}})
+    assert (calls(events), type(error)) == ([(0, "", "f", "{}")], OverloadedError)
+    events, broken = run("chat", [say(first) + b"data: {broken\n\n"])
+    assert (calls(events), type(broken)) == ([(0, "", "f", "{}")], ServerError)
+
+
+@pytest.mark.parametrize("late", [call(0, "b", None, "{}"), call(1, None, None, "{}"), call(None, "b", None, "{}")])
+def test_a_call_that_never_gets_a_name_is_no_call(late: dict[str, Any]) -> None:
+    events, error = fails("chat", chunk({"tool_calls": [call(0, "a", "f", "{}"), late]}), chunk(reason="tool_calls"))
+    assert type(error) is ServerError
+    assert not any(isinstance(e, Finished) for e in events)

@@ -29,7 +29,7 @@ from cachespec.errors import (
     ServerError,
     UnsupportedParameterError,
 )
-from cachespec.events import Event, UsageReported
+from cachespec.events import Event, ToolCallDelta, UsageReported
 from cachespec.usage_shapes import BILLING, usage_from
 
 Object: TypeAlias = dict[str, Any]
@@ -121,6 +121,7 @@ class EventDecoder(ABC):
         error: set when the answer failed after events of the same bytes; the next `feed` or `close` raises it. Whoever
             waits for more bytes looks here first, for a server may say that it failed and keep the connection open.
         request_id: the answer's own id; whoever knows a better one (a header's) sets it before the first bytes.
+        held: the beginning of a tool call, kept back by a subclass for what the next event may say of it.
         done: the protocol sent its last word; nothing that matters can follow, even if the connection stays open.
     """
 
@@ -132,6 +133,7 @@ class EventDecoder(ABC):
         self.request_id: str | None = None
         self.error: BackendError | None = None
         self.done = False
+        self.held: ToolCallDelta | None = None
         self._sse = SSEDecoder(backend=backend, model=model)
         self._head: bytes | None = b""
         self._plain: list[bytes] | None = None
@@ -174,13 +176,26 @@ class EventDecoder(ABC):
             if last:
                 for name, text in self._sse.close():
                     self._event(name, text, out)
-                self.release(out)
+                self._let_go(out)
                 out += self._halves.end()
         except BackendError as error:
             self.error = error
+            self._let_go(out)
             if not out:
                 raise
         return out
+
+    def release(self, out: list[Event]) -> None:
+        """Append the event that was kept back, if any: what it waited for does not come."""
+        if self.held is not None:
+            held, self.held = self.held, None
+            out.append(held)
+
+    def _let_go(self, out: list[Event]) -> None:
+        """Append what is left when nothing follows."""
+        rest: list[Event] = []
+        self.release(rest)
+        out += self._halves.mend(rest)
 
     def _event(self, name: str | None, text: str, out: list[Event]) -> None:
         if not text or self.done:
@@ -202,9 +217,6 @@ class EventDecoder(ABC):
     @abstractmethod
     def payload(self, payload: Object, name: str | None, out: list[Event]) -> None:
         """Append the events of one parsed ``data`` object. A shape that is not the protocol's may raise anything."""
-
-    def release(self, out: list[Event]) -> None:
-        """Append what was kept back for the sake of what might still come: nothing does."""
 
     @abstractmethod
     def whole(self, payload: Object, out: list[Event]) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cachespec.backends._decode import EventDecoder, Object, billing_facts, text_or_none
+from cachespec.call_deltas import Calls, CallSoFar
 from cachespec.events import (
     Event,
     Finished,
@@ -51,7 +52,8 @@ class ChatDecoder(EventDecoder):
         self._reasoning_field = ""
         self._block = 0
         self._indexes: dict[str, int] = {}
-        self._nameless: set[int] = set()
+        self._calls = Calls()
+        self._held_call: CallSoFar | None = None
         self._top = self._last = -1
 
     def payload(self, payload: Object, name: str | None, out: list[Event]) -> None:
@@ -93,6 +95,8 @@ class ChatDecoder(EventDecoder):
 
     def _delta(self, delta: Object, out: list[Event]) -> None:
         get = delta.get
+        if self.held is not None and (get("content") or not get("tool_calls")):
+            self.release(out)
         for field in ("reasoning_content", "reasoning") if len(delta) > 1 or "content" not in delta else ():
             thought = get(field)
             if thought and isinstance(thought, str):
@@ -156,27 +160,35 @@ class ChatDecoder(EventDecoder):
         index = call.get("index")
         if not isinstance(index, int):
             index = self._derived_index(call_id, name)
-        if name:
-            self._nameless.discard(index)
-        elif index > self._top or (call_id and call_id not in self._indexes):
-            self._nameless.add(index)
         self._last, self._top = index, max(index, self._top)
         if call_id:
             self._indexes[call_id] = index
-        out.append(ToolCallDelta(index, call_id, name, arguments))
+        so_far = self._calls.take(index, call_id, name, arguments)
+        event = ToolCallDelta(index, call_id, name, arguments)
+        if self.held is not None and self._held_call is so_far:
+            event = ToolCallDelta(index, call_id, so_far.name, self.held.arguments + arguments)
+            self.held = None
+        self.release(out)
+        if len(so_far.texts) == 1 and not call_id:
+            self.held, self._held_call = event, so_far  # its id may come with the next piece: a call has one from its first on
+        else:
+            out.append(event)
 
     def _derived_index(self, call_id: str, name: str) -> int:
-        """The index of a call that came without one: a new id, or a name without an id, begins a new call."""
+        """The index of a call that came without one: a new id, or a name without an id, begins a new call. An id without a
+        name may still be that of the call before, where that had none."""
         if call_id in self._indexes:
             return self._indexes[call_id]
-        return self._top + 1 if call_id or name else max(self._last, 0)
+        begins = name or (call_id and all(call.said for call in self._calls.all[-1:]))
+        return self._top + 1 if begins else max(self._last, 0)
 
     def _finish(self, choice: Object, payload: Object, out: list[Event]) -> None:
+        self.release(out)
         self._end_reasoning(out)
         reason = choice["finish_reason"]
         if reason == "error":
             raise self.fault(choice)
-        if self._nameless:
+        if not all(call.name for call in self._calls.all):
             raise self.malformed("a tool call without a name")
         if not self._finished and isinstance(reason, str):
             self._finished = True

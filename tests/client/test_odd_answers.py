@@ -1,0 +1,77 @@
+"""Answers as servers of odd habits send them, through the whole client: nothing is lost, merged or made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.backends.decoding import say
+from tests.backends.raw_server import RawServer, answer
+
+from cachespec.client import Client
+from cachespec.events import Completion
+
+pytestmark = pytest.mark.anyio
+PRICES = {"input": "1", "cache_read": "0.1", "cache_write": {"5m": "1.25", "1h": "2", "30m": "1.25"}, "output": "10"}
+TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("a", "b", "get_weather")]
+
+
+async def ask(api: str, body: bytes, kind: str = "text/event-stream", **request: Any) -> tuple[Completion, dict[str, Any]]:
+    """What a server of protocol `api` answers with `body`, and what it was sent."""
+    whole = answer("200 OK", body, f"content-type: {kind}")
+    with RawServer(lambda connection, _: connection.sendall(whole) or True) as server:
+        table = {"model": "gpt-4o", "base_url": f"{server.url}/v1", "api_key": "k", "prices": PRICES}
+        if api == "messages":
+            table |= {"use": "anthropic", "model": "claude-sonnet-5", "base_url": server.url}
+        else:
+            table |= {"use": "openai", "api": api} if api in ("chat", "responses") else {"use": "compatible", "server": api}
+        async with Client(backends={"b": table}) as client:
+            done = await client.complete(request.pop("prompt", "hi"), max_output_tokens=100, **request)
+        return done, json.loads(server.requests[-1])
+
+
+def made(done: Completion) -> list[tuple[str, str, str]]:
+    return [(call.id, call.name, call.arguments) for call in done.tool_calls]
+
+
+def chat(*deltas: dict[str, Any], reason: str = "stop", **last: Any) -> bytes:
+    chunks = [{"id": "c", "model": "m", "choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    end = {"id": "c", "model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": reason}], **last}
+    return say(*chunks, end, "[DONE]")
+
+
+def call(index: int | None, call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"index": index, "id": call_id, "function": {"name": name, "arguments": arguments}}
+    return {"tool_calls": [{key: value for key, value in entry.items() if value is not None}]}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "expected"),
+    [
+        (
+            [call(0, None, "a", '{"x"'), call(0, "i1", None, ":1}"), call(1, None, "b", "{"), call(1, "i2", None, "}")],
+            "late id",
+        ),
+        ([call(None, None, "a", '{"x"'), call(None, "i1", None, ":1}"), call(None, None, "b", "{}")], "late id, no index"),
+        ([call(0, "", "a", '{"x":1}'), call(0, "", "b", "{}")], "one index"),
+        ([call(0, None, "a", '{"x":1}'), call(0, None, "a", "{}")], "one index, one name"),
+        ([call(0, "i1", "get_", ""), call(0, None, "weather", ""), call(0, None, None, "{}")], "name in pieces"),
+        ([call(0, "i1", "a", ""), call(0, "i1", "a", '{"x"'), call(0, None, "a", ":1}")], "name on every piece"),
+    ],
+)
+async def test_tool_calls_of_chat_servers(deltas: Sequence[dict[str, Any]], expected: str) -> None:
+    done, _ = await ask("vllm", chat(*deltas, reason="tool_calls"), tools=TOOLS)
+    assert (
+        made(done)
+        == {
+            "late id": [("i1", "a", '{"x":1}'), ("i2", "b", "{}")],
+            "late id, no index": [("i1", "a", '{"x":1}'), ("call_1", "b", "{}")],
+            "one index": [("call_0", "a", '{"x":1}'), ("call_1", "b", "{}")],
+            "one index, one name": [("call_0", "a", '{"x":1}'), ("call_1", "a", "{}")],
+            "name in pieces": [("i1", "get_weather", "{}")],
+            "name on every piece": [("i1", "a", '{"x":1}')],
+        }[expected]
+    )
+    assert done.finish_reason == "tool_calls"
