@@ -184,7 +184,7 @@ class RateLimitError(BackendError):
 
 
 class OverloadedError(BackendError):
-    """The service is overloaded (529, 503, or an in-stream overload event)."""
+    """The service cannot take it now: overloaded (529, 503, or an in-stream overload event), or waiting for a lock (409)."""
 
     default_retryable = True
 

@@ -221,6 +221,7 @@ STATUS: list[tuple[str, type[BackendError], int]] = [
     ("401", AuthenticationError, 401),
     ("403", PermissionDeniedError, 403),
     ("404", NotFoundError, 404),
+    ("409", OverloadedError, 409),
     ("413", RequestRejectedError, 413),
     ("429", RateLimitError, 429),
     ("500", ServerError, 500),
@@ -325,6 +326,10 @@ def test_answers_that_are_no_error_objects() -> None:
     assert type(_status(404, {"error": "no such model"})) is NotFoundError
     assert "no such model" in str(_status(404, {"error": "no such model"}))
     assert type(_status(418, None)) is RequestRejectedError
+    assert type(_status(409, None)) is OverloadedError  # a lock at the vendor: the SDKs try again, and so do we
+    assert type(_status(409, {"type": "error", "error": {"type": "conflict_error", "message": "x"}})) is OverloadedError
+    assert type(_status(409, {"error": {"type": "invalid_request_error", "code": None}})) is OverloadedError
+    assert not _status(409, None, **{"x-should-retry": "false"}).retryable
     assert not _status(529, None, **{"x-should-retry": "false"}).retryable
     assert not _status(400, None, **{"x-should-retry": "true"}).retryable  # a 400 is never retried elsewhere
     error = _status(400, {"error": {"type": "exceed_context_size_error", "code": 400, "message": "too long"}})

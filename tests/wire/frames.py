@@ -24,7 +24,7 @@ Kind: TypeAlias = Literal["start", "content", "end", "after"]
 Frame: TypeAlias = tuple[Kind, bytes]
 
 _SAYS = {"ok", "tool", "tools2", "reasoning", "refusal", "incomplete", "filtered", "nousage", "dataonly", "crlf", "comments"}
-_UNDISTURBED = _SAYS | {"slowstart", "slowfirst", "close-idle", "429", "500", "502", "503", "529"}
+_UNDISTURBED = _SAYS | {"slowstart", "slowfirst", "close-idle", "409", "429", "500", "502", "503", "529"}
 WORDS = (" the", " naïve", " cache", " 日本", " is", " warm", " 🙂", ' "so"', " to", " speak\n")
 INPUT, READ, WRITE_5M, WRITE_1H = 48, 1024, 100, 28
 REASONING_TEXT = ("Let me", " think: ", "ça va.")
@@ -441,6 +441,7 @@ _ERRORS: dict[int, tuple[str, str]] = {
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", "permission_denied"),
     404: ("not_found_error", "model_not_found"),
+    409: ("conflict_error", "conflict"),
     413: ("request_too_large", "request_too_large"),
     429: ("rate_limit_error", "rate_limit_exceeded"),
     500: ("api_error", "server_error"),

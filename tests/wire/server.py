@@ -4,9 +4,9 @@ It runs in a thread of its own (so tests on any event loop can use it), or as a 
 prints ``http://127.0.0.1:<port>``. The model's name says what happens (see `tests.wire.frames` for what is said):
 
 before the answer
-    ``429-<k>-<s>`` ``500-<k>`` ``502-<k>`` ``503-<k>-<s>`` ``529-<k>``: that status k times with ``Retry-After: s``, then the
-    answer (always, without k). ``400`` ``401`` ``403`` ``404`` ``413``, ``context`` (context length), ``filter`` (content
-    policy), ``unsupported`` (parameter): always. ``refuse-<k>``: the connection is closed without an answer, k times.
+    ``409-<k>`` ``429-<k>-<s>`` ``500-<k>`` ``502-<k>`` ``503-<k>-<s>`` ``529-<k>``: that status k times with
+    ``Retry-After: s``, then the answer (always, without k). ``400`` ``401`` ``403`` ``404`` ``413``, ``context`` (context
+    length), ``filter`` (content policy), ``unsupported`` (parameter): always. ``refuse-<k>``: the connection is closed without an answer, k times.
     ``slowstart-<ms>``: before the headers.
 instead of a stream
     ``plain-json`` (the whole answer object, though a stream was asked for), ``html``, ``empty``, ``plain-error`` (an error
@@ -59,7 +59,7 @@ Counts = Callable[[Api, dict[str, Any], dict[str, str]], Callable[[int], dict[st
 _APIS: dict[str, Api] = {"/chat/completions": "chat", "/responses": "responses", "/messages": "messages"}
 _COUNTS = {"/messages/count_tokens": "messages", "/responses/input_tokens": "responses"}
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 429: "Too Many Requests"}
-_TRANSIENT = (429, 500, 502, 503, 529)
+_TRANSIENT = (409, 429, 500, 502, 503, 529)
 _END = b"0\r\n\r\n"
 
 

@@ -74,7 +74,7 @@ _BY_WORD: Mapping[str, type[BackendError]] = {
     "invalid_request_error": RequestRejectedError,
     "request_too_large": RequestRejectedError,
     "badrequesterror": RequestRejectedError,
-    "conflict_error": RequestRejectedError,
+    "conflict_error": OverloadedError,  # as its status
     "failed_to_download_image": RequestRejectedError,
 }
 _REJECTED_PREFIXES = ("invalid_", "image_", "empty_image", "unsupported_image")
@@ -84,6 +84,7 @@ _BY_STATUS: Mapping[int, type[BackendError]] = {
     403: PermissionDeniedError,
     404: NotFoundError,
     408: RequestTimeoutError,
+    409: OverloadedError,  # something is locked: both SDKs try again
     429: RateLimitError,
     503: OverloadedError,
     504: RequestTimeoutError,
