@@ -6,7 +6,8 @@ prints ``http://127.0.0.1:<port>``. The model's name says what happens (see `tes
 before the answer
     ``409-<k>`` ``429-<k>-<s>`` ``500-<k>`` ``502-<k>`` ``503-<k>-<s>`` ``529-<k>``: that status k times with
     ``Retry-After: s``, then the answer (always, without k). ``400`` ``401`` ``403`` ``404`` ``413``, ``context`` (context
-    length), ``filter`` (content policy), ``unsupported`` (parameter): always. ``refuse-<k>``: the connection is closed without an answer, k times.
+    length), ``filter`` (content policy), ``unsupported`` (parameter): always. ``refuse-<k>``: the connection is closed
+    without an answer, k times.
     ``slowstart-<ms>``: before the headers.
 instead of a stream
     ``plain-json`` (the whole answer object, though a stream was asked for), ``html``, ``empty``, ``plain-error`` (an error
