@@ -22,7 +22,8 @@ from pathlib import Path
 from benchmarks._speculation import Bench, backend_for, geometric
 from benchmarks.speculation import TASKS, TEXTS, choose, row, spec_bench
 
-from cachespec.engine.control import Outcome, SpeculationControl
+from cachespec.engine.accounts import Outcome
+from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import CostModel
 from cachespec.engine.drafters.suffix import SuffixDrafter
 from cachespec.engine.sampling import Sampling
