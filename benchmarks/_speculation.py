@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from cachespec.backends.llamacpp import LlamaCppBackend
 from cachespec.backends.torch import TorchBackend
-from cachespec.engine.chat import ChatTemplate
 from cachespec.engine.accounts import Outcome, Plan
+from cachespec.engine.chat import ChatTemplate
 from cachespec.engine.control import SpeculationControl, Track
 from cachespec.engine.costs import CostModel, calibrate
 from cachespec.engine.drafters.base import Drafter
