@@ -153,6 +153,16 @@ def test_the_simple_policies() -> None:
             make()
 
 
+def test_what_is_read_first_is_taken_off_every_gain() -> None:
+    costs = table(FLAT)
+    for policy in (Goodput(max_length=4), Threshold(draft_length=4), Fixed(draft_length=4)):
+        here, behind = (only(policy, step(candidate(0.9, setup_s=s, remaining=300), costs=costs)) for s in (0.0, 1.0))
+        assert (here.length, behind.length) == (4, 4)
+        each = 1 + sum(0.9**i for i in range(1, 5))
+        assert here.gain == pytest.approx(each / costs.seconds(1, 5) * costs.seconds(1, 1))
+        assert behind.gain == pytest.approx(each / (costs.seconds(1, 5) + each / 300) * costs.seconds(1, 1))
+
+
 def test_it_takes_up_speculation_again_only_for_a_clear_gain() -> None:
     costs = CostTable({1: {1: 0.020, 2: 0.0245, 3: 1.0}})  # one draft at 0.26 gains 2.9 %, at 0.30 6 %
     assert only(Goodput(), step(candidate(0.26, previous=1), costs=costs)).length == 1

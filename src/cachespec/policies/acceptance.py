@@ -257,7 +257,8 @@ def _gain(step: Step, lengths: Sequence[int]) -> float | None:
     batch = len(lengths)
     pairs = list(zip(step.candidates, lengths, strict=True))
     emitted = batch + sum(sum(survivals(c.chances[:length])) for c, length in pairs)
-    seconds = step.costs.seconds(batch, batch + sum(lengths)) + sum(c.draft_s * length for c, length in pairs)
+    drafting = sum(c.draft_s * length + _share(c, length) for c, length in pairs if length)
+    seconds = step.costs.seconds(batch, batch + sum(lengths)) + drafting
     return emitted / seconds * step.costs.seconds(batch, batch) / batch
 
 
