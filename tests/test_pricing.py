@@ -128,6 +128,30 @@ def test_the_vendor_is_found_by_its_id_or_its_url() -> None:
     assert hosted_rates(None, "gpt-6-sol", base_url="http://127.0.0.1:8000/v1") is None
 
 
+@pytest.mark.parametrize(
+    ("url", "model", "found"),
+    [
+        ("https://api.openai.com", "gpt-6-sol", True),
+        ("https://api.openai.com:443/v1", "gpt-6-sol", True),
+        ("https://api.openai.com.evil.example/v1", "gpt-6-sol", False),
+        ("https://api.openai.company/v1", "gpt-6-sol", False),
+        ("https://gateway.example.com/api.openai.com/v1", "gpt-6-sol", False),
+        ("https://api.anthropic.com.evil.example", "claude-sonnet-5-5", False),
+        ("https://x.googleapis.com/v1", "gemini-2.5-pro", True),
+        ("https://evil.example/x.googleapis.com/v1", "gemini-2.5-pro", False),
+        ("https://mine.openai.azure.com/openai/v1", "gpt-4o", True),
+        ("https://mine.openai.azure.com.evil.example/openai/v1", "gpt-4o", False),
+        ("https://evil.example/mine.openai.azure.com/v1", "gpt-4o", False),
+        ("https://api.moonshot.ai/v1", "kimi-k2.5", True),
+        ("https://api.moonshot.evil.example/v1", "kimi-k2.5", False),
+        ("https://router.huggingface.co/cerebras/v1", "openai/gpt-oss-120b", True),
+    ],
+)
+def test_a_vendors_address_is_all_of_the_host(url: str, model: str, found: bool) -> None:
+    """What only begins like a vendor's host, or has it in its path, is somebody else's, who may bill what they like."""
+    assert (hosted_rates(None, model, base_url=url) is not None) is found
+
+
 def test_every_model_of_the_table_is_found_by_its_own_name() -> None:
     from genai_prices.data_snapshot import get_snapshot
 

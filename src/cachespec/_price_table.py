@@ -108,11 +108,27 @@ def _find(model: str, provider: str | None, base_url: str | None) -> tuple[str, 
             vendor, info = snapshot.find_provider_model(model, None, provider_id, url)
         except LookupError:
             continue
+        if url is not None and not _is_at(url, vendor.api_pattern):
+            return None
         own = any(info is m for m in vendor.models)  # a model borrowed from another vendor has no variants there
         ref = model.lower()
         named = ref == info.id.lower() or _names(info.match, ref) or _names(info.match, _COMPACT_DATE.sub(r"-\1-\2-\3", ref))
         return (vendor.id, info, own) if named else None
     return None
+
+
+def _is_at(url: str, pattern: str) -> bool:
+    """Whether a vendor's pattern, which need not end where the host does, names all of the host of `url`.
+
+    Where it stops before the country (``api.moonshot.``) the rest is one label.
+    """
+    scheme, _, rest = url.partition("://")
+    host = re.split(r"[/?#:]", rest, maxsplit=1)[0]
+    end = len(scheme) + 3 + len(host)
+    # What looks like a host in a path is none.
+    found = re.match(pattern, url[:end] + url[end:].replace(".", "_"))
+    left = "" if found is None else url[found.end() : end]
+    return found is not None and (not left or (url[found.end() - 1] == "." and "." not in left))
 
 
 # The table matches many models by a prefix or a part of the name, and so would price `gemini-3.7-flash-lite` as
