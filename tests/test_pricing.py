@@ -255,6 +255,20 @@ def test_prices_have_dates() -> None:
     assert rates.source.startswith("genai-prices ")
 
 
+@pytest.mark.parametrize("model", ["deepseek-v4-pro", "deepseek-v4-flash"])
+def test_peak_hours_on_a_weekend_are_an_upper_bound(model: str) -> None:
+    """DeepSeek's peak is 01:00 to 04:00 and 06:00 to 10:00 UTC from Monday to Friday; the table has no days of the week."""
+    rates, friday = known("deepseek", model), datetime(2026, 11, 27, tzinfo=UTC)
+    usual = rates.cost(PLAIN, at=friday + timedelta(hours=5)).amount
+    assert usual is not None
+    for days in range(7):
+        for hour in range(24):
+            peak, weekend = 1 <= hour < 4 or 6 <= hour < 10, days in (1, 2)
+            cost = rates.cost(PLAIN, at=friday + timedelta(days=days, hours=hour))
+            assert cost.amount == (2 * usual if peak else usual)
+            assert cost.estimated == (peak and weekend)
+
+
 def test_the_tier_of_the_response_sets_the_price() -> None:
     rates = known("openai", "gpt-6-sol")
     standard = rates.cost(PLAIN, at=NOVEMBER)

@@ -12,6 +12,7 @@ writes ``"unspecified"``              5m (Anthropic's default lifetime)         
 writes ``"12h"``, no such price       30m (OpenAI publishes no other)                              yes
 writes of another unpriced lifetime   the dearest write that is listed                             yes
 a service tier that is not listed     the standard price (its worst case: unknown)                 yes
+all, in dearer hours, on a weekend    those hours' price [2]_                                      yes
 input or output, no price             the cost is None                                             no
 ====================================  ===========================================================  =========
 
@@ -20,6 +21,7 @@ in either. It is unknown when that tier has no price, except for the tiers that 
 own, which stand for whatever was asked for.
 
 .. [1] Not where silence is an answer: Gemini leaves the count out on a miss, Cohere's billed units are all it bills.
+.. [2] An upper bound: the table's hours of the day know no days of the week, and DeepSeek's peak is from Monday to Friday.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ _NEUTRAL = frozenset({"default", "standard", "standard_only", "auto", "on_demand
 
 _CHEAPER = frozenset({"flex", "batch"})
 """Values of billing facts that are never dearer than the standard price."""
+
+_WEEKEND = (5, 6)  # days of `datetime.weekday`
 
 _NO_FACTS: frozenset[tuple[str, str]] = frozenset()
 _FACTS_KEPT = 64  # sets of billing facts
@@ -99,12 +103,23 @@ class _Dearest:
 
 
 @dataclass(frozen=True, slots=True)
+class _Standing:
+    """Prices at one moment, by class; the values of billing facts that have none; since when they are valid, and whether
+    they are known to hold on that day."""
+
+    prices: Mapping[str, Tiers]
+    unpriced: frozenset[str]
+    day: str | None
+    sure: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _InForce:
-    """Prices from `since` until before `until` (Unix seconds): those that stand (`TokenRates._prices`), and the dearest."""
+    """What holds from `since` until before `until` (Unix seconds), and the dearest of what may."""
 
     since: float
     until: float
-    standing: tuple[Mapping[str, Tiers], frozenset[str], str | None]
+    standing: _Standing
     dearest: tuple[_Dearest, ...] | None
 
 
@@ -130,8 +145,9 @@ class TokenRates:
         at: datetime | None = None,
     ) -> Cost:
         """See `Rates.cost`. `busy_s` plays no part in a price per token."""
-        prices, unpriced, day = self._in_force(billing).standing if at is None else self._prices(_utc(at), billing)
-        estimated = bool(unpriced)
+        standing = self._in_force(billing).standing if at is None else self._prices(_utc(at), billing)
+        prices, day = standing.prices, standing.day
+        estimated = bool(standing.unpriced) or not standing.sure
         total = usage.input_tokens
         if total is None or usage.output is None:
             return Cost(amount=None, estimated=False, source=self.source, price_date=day)
@@ -189,21 +205,19 @@ class TokenRates:
         found: dict[_Dearest, None] = {}
         for asked in (None, billing) if billing else (None,):
             for when in moments:
-                prices, unpriced, _ = self._prices(when, asked)
-                if self.source != OVERRIDE and not unpriced <= _CHEAPER:
+                standing = self._prices(when, asked)
+                if self.source != OVERRIDE and not standing.unpriced <= _CHEAPER:
                     return None
-                found[_dearest(prices)] = None
+                found[_dearest(standing.prices)] = None
         return tuple(found)
 
-    def _prices(
-        self, at: datetime, billing: Mapping[str, str] | None
-    ) -> tuple[Mapping[str, Tiers], frozenset[str], str | None]:
-        """The prices in force, the values of billing facts that have no price, and since when the prices are valid."""
+    def _prices(self, at: datetime, billing: Mapping[str, str] | None) -> _Standing:
         base = next((p for p in self.lists if p.active(at)), self.lists[-1])
         day = base.start.isoformat() if base.start and base.active(at) else self.price_date
+        sure = base.hours is None or at.weekday() not in _WEEKEND
         facts = _facts(billing)
         if not facts:
-            return base.prices, frozenset(), day
+            return _Standing(base.prices, frozenset(), day, sure)
         prices, known = dict(base.prices), {key for key, value in facts.items() if value in _NEUTRAL}
         chosen: dict[str, Tiers] = {}
         for variant in self.variants:
@@ -211,7 +225,7 @@ class TokenRates:
                 known.update(key for key, _ in variant.when)
                 chosen = {**variant.prices, **chosen}
         prices.update(chosen)
-        return prices, frozenset(value for key, value in facts.items() if key not in known), day
+        return _Standing(prices, frozenset(value for key, value in facts.items() if key not in known), day, sure)
 
 
 def _facts(billing: Mapping[str, str] | None) -> Mapping[str, str]:
