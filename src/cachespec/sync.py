@@ -6,13 +6,17 @@ and waits. It may be used from several threads. Arguments and errors are those o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from cachespec import client as _async
 from cachespec.decision import Decision
@@ -26,30 +30,75 @@ from cachespec.session import SessionStream
 from cachespec.stream import ResponseStream as _AsyncStream
 from cachespec.telemetry import Hook
 
+FORKED = "the client was opened in the process that this one was forked from; open one here"
+
+
+class _Loop:
+    """An event loop in a thread of its own, for the process that started it: what is forked from that has no such thread.
+
+    Unlike anyio's `start_blocking_portal` it is no generator, which would wait for that thread when it is collected: at the
+    exit of a process that did not close its client, or was forked from one that has it open.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        began: Future[BlockingPortal] = Future()
+        self._thread = Thread(target=self._run, args=(began,), name="cachespec-sync", daemon=True)
+        self._thread.start()
+        self._portal = began.result()
+
+    def _run(self, began: Future[BlockingPortal]) -> None:
+        try:
+            anyio.run(self._serve, began)
+        except BaseException as error:
+            if began.done():
+                raise
+            began.set_exception(error)
+
+    async def _serve(self, began: Future[BlockingPortal]) -> None:
+        async with BlockingPortal() as portal:
+            began.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    @property
+    def forked(self) -> bool:
+        return os.getpid() != self._process
+
+    @property
+    def portal(self) -> BlockingPortal:
+        """What hands over to the loop. Raises StreamStateError in a process without it."""
+        if self.forked:
+            raise StreamStateError(FORKED)
+        return self._portal
+
+    def stop(self, *, cancel: bool) -> None:
+        self._portal.call(self._portal.stop, cancel)
+        self._thread.join()
+
 
 class ResponseStream:
     """One streamed answer: ``with client.stream("Hi") as stream: for text in stream.text_stream: ...``."""
 
-    def __init__(self, portal: BlockingPortal, stream: _AsyncStream | SessionStream) -> None:
-        self._portal, self._stream = portal, stream
+    def __init__(self, loop: _Loop, stream: _AsyncStream | SessionStream) -> None:
+        self._loop, self._stream = loop, stream
 
     def __enter__(self) -> Self:
-        entering = self._portal.start_task_soon(self._stream.__aenter__)
+        entering = self._loop.portal.start_task_soon(self._stream.__aenter__)
         try:
             entering.result()
         except KeyboardInterrupt:  # it goes on in the portal's thread: nobody would ever leave it
-            self._portal.call(self._stream.aclose)
+            self._loop.portal.call(self._stream.aclose)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._portal.call(self._stream.__aexit__, kind, error, traceback)
+        self._loop.portal.call(self._stream.__aexit__, kind, error, traceback)
 
     def __iter__(self) -> Iterator[Event]:
         iterator = self._stream.__aiter__()
         while True:
             try:
-                yield self._portal.call(iterator.__anext__)
+                yield self._loop.portal.call(iterator.__anext__)
             except StopAsyncIteration:
                 return
 
@@ -59,7 +108,7 @@ class ResponseStream:
         iterator = self._stream.text_stream
         while True:
             try:
-                yield self._portal.call(iterator.__anext__)
+                yield self._loop.portal.call(iterator.__anext__)
             except StopAsyncIteration:
                 return
 
@@ -70,14 +119,14 @@ class ResponseStream:
 
     def get_final_completion(self) -> Completion:
         """Read what is left and return the finished answer."""
-        return self._portal.call(self._stream.get_final_completion)
+        return self._loop.portal.call(self._stream.get_final_completion)
 
 
 class Session:
     """A conversation; see `cachespec.Session`."""
 
-    def __init__(self, portal: BlockingPortal, session: _AsyncSession) -> None:
-        self._portal, self._session = portal, session
+    def __init__(self, loop: _Loop, session: _AsyncSession) -> None:
+        self._loop, self._session = loop, session
 
     @property
     def session_id(self) -> str:
@@ -105,7 +154,7 @@ class Session:
             response_format=response_format,
             timeout=timeout,
         )
-        return ResponseStream(self._portal, stream)
+        return ResponseStream(self._loop, stream)
 
     def complete(
         self,
@@ -134,27 +183,32 @@ class Client:
     def __init__(self, client: _async.Client | _async.Connection) -> None:
         self._given = client
         self._exit = ExitStack()
-        self._portal: BlockingPortal | None = None
+        self._loop: _Loop | None = None
         self._client: _async.Client | None = None
 
     def __enter__(self) -> Self:
-        if self._portal is not None:
+        if self._loop is not None:
             raise StreamStateError("a client can be entered once")
+        loop = self._loop = _Loop()
         with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal())
-            self._client = stack.enter_context(self._portal.wrap_async_context_manager(self._given))
+            stack.push(lambda kind, error, traceback: loop.stop(cancel=error is not None))
+            self._client = stack.enter_context(loop.portal.wrap_async_context_manager(self._given))
             self._exit = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._client = None
-        self._exit.__exit__(kind, error, traceback)
+        if self._loop is not None and not self._loop.forked:  # what is open there is the other process's
+            self._exit.__exit__(kind, error, traceback)
 
     @property
-    def _open(self) -> tuple[BlockingPortal, _async.Client]:
-        if self._portal is None or self._client is None:
+    def _open(self) -> tuple[_Loop, _async.Client]:
+        loop = self._loop
+        if loop is not None and loop.forked:
+            raise StreamStateError(FORKED)
+        if loop is None or self._client is None:
             raise StreamStateError("enter the client first: with cachespec.sync.connect(...) as client")
-        return self._portal, self._client
+        return loop, self._client
 
     def stream(
         self,
@@ -309,13 +363,13 @@ class Client:
             cache=cache,
             extra=extra,
         )
-        portal, client = self._open
-        return portal.call(client.plan_request, request).decision
+        loop, client = self._open
+        return loop.portal.call(client.plan_request, request).decision
 
     def stream_request(self, request: Request) -> ResponseStream:
         """See `cachespec.Client.stream_request`."""
-        portal, client = self._open
-        return ResponseStream(portal, portal.call(client.stream_request, request))
+        loop, client = self._open
+        return ResponseStream(loop, loop.portal.call(client.stream_request, request))
 
     def session(
         self,
@@ -328,9 +382,9 @@ class Client:
         tags: Sequence[str] | None = None,
     ) -> Session:
         """See `cachespec.Client.session`."""
-        portal, client = self._open
+        loop, client = self._open
         session = client.session(system=system, tools=tools, model=model, tenant=tenant, session_id=session_id, tags=tags)
-        return Session(portal, session)
+        return Session(loop, session)
 
 
 def connect(
