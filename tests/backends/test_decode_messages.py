@@ -271,3 +271,24 @@ def test_blocks_whose_stop_never_came_end_with_the_message() -> None:
         ToolCallDelta(0, "t", "f", ""),
         ToolCallDelta(0, "", "", '{"a":1}'),
     ]
+
+
+def test_a_block_that_takes_the_place_of_another_ends_it() -> None:
+    events = decode(
+        "messages",
+        start(),
+        block(0, type="thinking", thinking=""),
+        delta(0, "thinking", "hm"),
+        delta(0, "signature", "s"),
+        block(0, type="tool_use", id="t", name="f", input={}),
+        block(0, type="tool_use", id="u", name="g", input={"a": 1}),
+        *end("tool_use"),
+    )
+    assert [(e.id, e.name, e.arguments) for e in events if isinstance(e, ToolCallDelta)] == [
+        ("t", "f", ""),
+        ("", "", "{}"),
+        ("u", "g", ""),
+        ("", "", '{"a":1}'),
+    ]
+    (thought,) = [e.part for e in events if isinstance(e, ReasoningFinished)]
+    assert thought.raw == {"type": "thinking", "thinking": "hm", "signature": "s"}

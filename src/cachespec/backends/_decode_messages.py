@@ -56,6 +56,7 @@ class MessagesDecoder(EventDecoder):
         self._usage: dict[str, Any] = {}
         self._blocks: dict[int, Object] = {}
         self._texts: dict[int, list[str]] = {}
+        self._signatures: dict[int, list[str]] = {}
         self._model: str | None = None
         self._reason: str | None = None
         self._called = False
@@ -118,8 +119,9 @@ class MessagesDecoder(EventDecoder):
     def _block_start(self, event: Object, out: list[Event]) -> None:
         index, block = int(event["index"]), event["content_block"]
         kind = block["type"]
+        self._block_stop({"index": index}, out)  # of a block in the same place whose own stop did not come
         self._blocks[index] = block
-        self._texts[index] = []
+        self._texts[index], self._signatures[index] = [], []
         if kind == "text" and block.get("text"):
             self._text_delta(index, {"text": block["text"]}, out)
         elif kind == "thinking" and block.get("thinking"):
@@ -146,8 +148,7 @@ class MessagesDecoder(EventDecoder):
             out.append(ReasoningDelta(text, index))
 
     def _signature_delta(self, index: int, delta: Object, out: list[Event]) -> None:
-        block = self._blocks[index]
-        block["signature"] = (block.get("signature") or "") + delta["signature"]
+        self._signatures[index].append(string(delta["signature"]))
 
     def _json_delta(self, index: int, delta: Object, out: list[Event]) -> None:
         text = string(delta["partial_json"])
@@ -161,6 +162,8 @@ class MessagesDecoder(EventDecoder):
         if block is None or texts is None:
             return
         kind = block["type"]
+        if signature := "".join(self._signatures.pop(index, ())):
+            block["signature"] = (block.get("signature") or "") + signature
         if kind == "thinking":
             text = "".join(texts)
             self._reasoning(index, text, {**block, "thinking": text}, out)
