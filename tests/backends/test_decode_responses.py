@@ -263,3 +263,83 @@ def test_items_are_known_by_their_ids_where_their_places_differ() -> None:
     )
     assert text(events) == "Hi"
     assert "".join(e.arguments for e in events if isinstance(e, ToolCallDelta)) == "{}"
+
+
+# -- several items in one place (S4: an item is known by its place and its id)
+
+CALLS = [{"type": "function_call", "id": f"f{n}", "call_id": f"c{n}", "name": n, "arguments": f'{{"{n}":1}}'} for n in "ab"]
+
+
+def arguments(piece: str, item_id: str, index: int = 0) -> dict[str, Any]:
+    return delta(piece, index, "function_call_arguments", item_id=item_id)
+
+
+def made(events: list[Event]) -> list[tuple[int, str, str, str]]:
+    """The calls, put together by their indexes."""
+    found: dict[int, list[str]] = {}
+    for e in events:
+        if isinstance(e, ToolCallDelta):
+            whole = found.setdefault(e.index, ["", "", ""])
+            whole[:] = [whole[0] + e.id, whole[1] + e.name, whole[2] + e.arguments]
+    return [(index, *parts) for index, parts in found.items()]  # type: ignore[misc]
+
+
+BEGUN = [item("added", 0, **call | {"arguments": ""}) for call in CALLS]
+DONE = [item("done", 0, **call) for call in CALLS]
+TOLD = [[arguments(call["arguments"][:3], call["id"]), arguments(call["arguments"][3:], call["id"])] for call in CALLS]
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [
+        [*BEGUN, TOLD[0][0], TOLD[1][0], TOLD[0][1], TOLD[1][1], *DONE],
+        [*BEGUN, *TOLD[1], *TOLD[0], *reversed(DONE)],
+        [BEGUN[0], *TOLD[0], DONE[0], BEGUN[1], *TOLD[1], DONE[1]],
+        [BEGUN[0], *TOLD[0], BEGUN[1], *TOLD[1]],
+        [BEGUN[0], DONE[1], *TOLD[0], DONE[0]],
+        DONE,
+        [],
+    ],
+)
+def test_calls_that_share_a_place_are_two(payloads: list[dict[str, Any]]) -> None:
+    events = decode("responses", CREATED, *payloads, response("completed", output=CALLS))
+    assert [call[1:] for call in sorted(made(events))] == [("ca", "a", '{"a":1}'), ("cb", "b", '{"b":1}')]
+    assert finish(events) == "tool_calls"
+
+
+def test_pieces_without_an_id_are_of_the_latest_item_of_their_place() -> None:
+    pieces = [[{**event, "item_id": None} for event in told] for told in TOLD]
+    events = decode("responses", CREATED, BEGUN[0], *pieces[0], BEGUN[1], *pieces[1], response("completed"))
+    assert made(events) == [(0, "ca", "a", '{"a":1}'), (1, "cb", "b", '{"b":1}')]
+
+
+def test_a_place_that_another_item_took_moves_the_next_one_on() -> None:
+    third = {"type": "function_call", "id": "fc", "call_id": "cc", "name": "c", "arguments": "{}"}
+    events = decode("responses", CREATED, *DONE, item("done", 1, **third), response("completed", output=[*CALLS, third]))
+    assert made(events) == [(0, "ca", "a", '{"a":1}'), (1, "cb", "b", '{"b":1}'), (2, "cc", "c", "{}")]
+
+
+def test_an_id_that_changes_with_every_event_splits_nothing() -> None:
+    message = {"type": "message", "content": [{"type": "output_text", "text": "Hi you"}]}
+    events = decode(
+        "responses",
+        CREATED,
+        item("added", 0, type="message", id="m1", content=[]),
+        delta("Hi", 0, item_id="m2"),
+        delta(" you", 0, item_id="m3"),
+        item("done", 0, **message, id="m4"),
+        item("added", 1, **CALLS[0] | {"id": "x1", "arguments": ""}),
+        arguments(CALLS[0]["arguments"], "x2", 1),
+        item("done", 1, **CALLS[0] | {"id": "x3"}),
+        response("completed", output=[{**message, "id": "m5"}, CALLS[0] | {"id": "x4"}]),
+    )
+    assert [e for e in events if isinstance(e, TextDelta)] == [TextDelta("Hi", 0), TextDelta(" you", 0)]
+    assert made(events) == [(1, "ca", "a", '{"a":1}')]
+
+
+def test_texts_and_thoughts_that_share_a_place_stay_apart() -> None:
+    thought = {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "hm"}]}
+    message = {"type": "message", "id": "m", "content": [{"type": "output_text", "text": "Hi"}]}
+    events = decode("responses", CREATED, item("done", 0, **thought), item("done", 0, **message), response("completed"))
+    assert (thoughts(events), text(events)) == ("hm", "Hi")
+    assert [e.index for e in events if isinstance(e, TextDelta | ReasoningFinished)] == [0, 1]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.backends.decoding import DECODERS, RECORDED, api_of, decoder, framings, run
+from tests.backends.decoding import DECODERS, RECORDED, api_of, decoder, framings, run, say
 
 from cachespec.errors import BackendError, ServerError
 from cachespec.events import (
@@ -349,25 +350,55 @@ def _paths(value: Any) -> list[list[Any]]:
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("api", DECODERS)
-def test_time_is_linear_in_the_number_of_chunks(api: str) -> None:
-    chunks = {
-        "chat": {"id": "c", "choices": [{"index": 0, "delta": {"reasoning_content": "word "}, "finish_reason": None}]},
-        "responses": {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "word "},
-        "messages": {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "word "}},
-    }
+CHUNKS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
+    "reasoning": (
+        "chat",
+        lambda i: {"id": "c", "choices": [{"index": 0, "delta": {"reasoning_content": "word "}, "finish_reason": None}]},
+    ),
+    "calls": (
+        "chat",
+        lambda i: {
+            "choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{}"}}]}}]
+        },
+    ),
+    "text": (
+        "responses",
+        lambda i: {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "word "},
+    ),
+    "items without places": (
+        "responses",
+        lambda i: {"type": "response.output_item.added", "item": {"type": "function_call", "id": f"f{i}", "name": "f"}},
+    ),
+    "items in one place": (
+        "responses",
+        lambda i: {"type": "response.output_item.done", "output_index": 0, "item": {"type": "reasoning", "id": f"r{i}"}},
+    ),
+    "thinking": (
+        "messages",
+        lambda i: {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "word "}},
+    ),
+    "signature": (
+        "messages",
+        lambda i: {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "A" * 99}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHUNKS)
+def test_time_is_linear_in_the_number_of_chunks(kind: str) -> None:
+    api, chunk = CHUNKS[kind]
     start = {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}}
-    head = f"data: {json.dumps(start)}\n\n".encode() if api == "messages" else b""
-    chunk = f"data: {json.dumps(chunks[api])}\n\n".encode()
 
     def seconds(n: int) -> float:
         best = 9e9
+        chunks = [say(chunk(i)) for i in range(n)]
         for _ in range(4):
             begin = time.process_time()
             d = decoder(api)
-            d.feed(head)
-            for _ in range(n):
-                d.feed(chunk)
+            if api == "messages":
+                d.feed(say(start))
+            for data in chunks:
+                d.feed(data)
             best = min(best, time.process_time() - begin)
         return best
 

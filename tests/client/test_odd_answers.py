@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +22,13 @@ TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("a", "b
 async def ask(api: str, body: bytes, kind: str = "text/event-stream", **request: Any) -> tuple[Completion, dict[str, Any]]:
     """What a server of protocol `api` answers with `body`, and what it was sent."""
     whole = answer("200 OK", body, f"content-type: {kind}")
-    with RawServer(lambda connection, _: connection.sendall(whole) or True) as server:
-        table = {"model": "gpt-4o", "base_url": f"{server.url}/v1", "api_key": "k", "prices": PRICES}
+
+    def say_it(connection: socket.socket, _: int) -> bool:
+        connection.sendall(whole)
+        return True
+
+    with RawServer(say_it) as server:
+        table: dict[str, Any] = {"model": "gpt-4o", "base_url": f"{server.url}/v1", "api_key": "k", "prices": PRICES}
         if api == "messages":
             table |= {"use": "anthropic", "model": "claude-sonnet-5", "base_url": server.url}
         else:
@@ -75,3 +81,21 @@ async def test_tool_calls_of_chat_servers(deltas: Sequence[dict[str, Any]], expe
         }[expected]
     )
     assert done.finish_reason == "tool_calls"
+
+
+async def test_calls_of_one_place_in_responses() -> None:
+    calls: list[dict[str, Any]] = [
+        {"type": "function_call", "id": f"f{n}", "call_id": f"c{n}", "name": n, "arguments": ""} for n in "ab"
+    ]
+    place: dict[str, Any] = {"output_index": 0}
+    added = [{"type": "response.output_item.added", **place, "item": item} for item in calls]
+    done = [{"type": "response.output_item.done", **place, "item": item | {"arguments": "{}"}} for item in calls]
+    pieces = [
+        {"type": "response.function_call_arguments.delta", **place, "item_id": f"f{n}", "delta": piece}
+        for piece in ("{", "}")
+        for n in "ba"
+    ]
+    end = {"type": "response.completed", "response": {"id": "r", "status": "completed", "model": "gpt-4o", "output": []}}
+    for events in ([*added, *pieces, *done], done):
+        answered, _ = await ask("responses", say(*events, end, named=True), tools=TOOLS)
+        assert made(answered) == [("ca", "a", "{}"), ("cb", "b", "{}")]

@@ -1,12 +1,13 @@
 """OpenAI Responses: stream events to events. Terminal: ``response.completed``, ``.incomplete`` or ``.failed``.
 
-Events carry the index of their output item. What a server sends only in an item's final form (no deltas before), or only in
-the finished response, is taken from there, so nothing is lost and nothing comes twice.
+Events carry the index of their output item; where a server gives several items one place, each has one of its own (contract
+S4). What a server sends only in an item's final form (no deltas before), or only in the finished response, is taken from
+there, so nothing is lost and nothing comes twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import ClassVar
 
 from cachespec.backends._decode import EventDecoder, Object, billing_facts, name_of_call, string, text_or_none
@@ -35,11 +36,16 @@ class ResponsesDecoder(EventDecoder):
         super().__init__(backend=backend, model=model, provider=provider)
         self._noted = False
         self._facts: tuple[str | None, dict[str, str] | None] = (None, None)
-        self._items: dict[str, int] = {}
+        self._items: dict[tuple[int | None, str], int] = {}
+        self._places: dict[int, int] = {}
+        self._taken: set[int] = set()
+        self._top = -1
         self._streamed: set[int] = set()
         self._arguments: dict[int, int] = {}
+        self._call_ids: set[int] = set()
         self._nameless: set[int] = set()
         self._summaries: dict[int, int] = {}
+        self._added_items: set[int] = set()
         self._done_items: set[int] = set()
         self._refused = False
 
@@ -56,13 +62,31 @@ class ResponsesDecoder(EventDecoder):
         handler(self, {"response": payload}, out)
         return True
 
-    def _index(self, event: Object) -> int:
-        index = event.get("output_index")
-        if isinstance(index, int):
-            return index
-        item = event.get("item") or {}
-        key = event.get("item_id") or item.get("id") or item.get("call_id") or ""
-        return self._items.setdefault(key, len(set(self._items.values())))
+    def _index(self, event: Object, *, over: Collection[int] = ()) -> int:
+        """The index of the item that an event is about: of the place that it names, and of the ids known there.
+
+        An event whose ids are new there is about the latest item of its place, as some servers give an item another id in
+        every event; not so where that item is one of those that are `over`, or where both are calls with ids of their own.
+        """
+        said, item = event.get("output_index"), event.get("item") or {}
+        place = said if isinstance(said, int) else None
+        keys = _keys(place, item, event.get("item_id")) or [(place, "")]
+        index = next((self._items[key] for key in keys if key in self._items), None)
+        if index is None and place is not None:
+            index = self._places.get(place)
+            if index in over or (index in self._call_ids and item.get("call_id")):
+                index = None
+        if index is None:
+            index = self._top + 1 if place is None or place in self._taken else place
+            self._items.update(dict.fromkeys(keys, index))
+        return self._take(index, place)
+
+    def _take(self, index: int, place: int | None) -> int:
+        self._taken.add(index)
+        self._top = max(self._top, index)
+        if place is not None:
+            self._places[place] = index
+        return index
 
     def _started(self, event: Object, out: list[Event]) -> None:
         self._note(event["response"], out)
@@ -80,9 +104,11 @@ class ResponsesDecoder(EventDecoder):
     def _text(self, event: Object, out: list[Event]) -> None:
         text = string(event["delta"])
         if text:
-            index = self._index(event)
-            self._streamed.add(index)
-            out.append(TextDelta(text, index))
+            self._said(self._index(event), text, out)
+
+    def _said(self, index: int, text: str, out: list[Event]) -> None:
+        self._streamed.add(index)
+        out.append(TextDelta(text, index))
 
     def _refusal(self, event: Object, out: list[Event]) -> None:
         self._refused = True
@@ -100,26 +126,31 @@ class ResponsesDecoder(EventDecoder):
         out.append(ReasoningDelta(text, index))
 
     def _item_added(self, event: Object, out: list[Event]) -> None:
-        item, index = event["item"], self._index(event)
-        self._know(item, index)
+        item, index = event["item"], self._index(event, over=self._added_items)
+        self._know(item, index, event)
         if item.get("type") in _CALLS:
             self._call(index, item, out)
 
-    def _know(self, item: Object, index: int) -> None:
-        """Remember an item's place by its ids, so that the finished response's item is known as the same."""
-        for key in ("id", "call_id"):
-            if item.get(key):
-                self._items.setdefault(item[key], index)
+    def _know(self, item: Object, index: int, event: Object) -> None:
+        """Remember an item by its ids, in its place and wherever the finished response has it."""
+        self._added_items.add(index)
+        place = event.get("output_index")
+        for key in (*_keys(place if isinstance(place, int) else None, item), *_keys(None, item)):
+            self._items.setdefault(key, index)
 
     def _call(self, index: int, item: Object, out: list[Event]) -> None:
         name = name_of_call(item["name"])
         self._arguments[index] = 0
         self._nameless.discard(index)
+        if item.get("call_id"):
+            self._call_ids.add(index)
         call_id = item.get("call_id") or item.get("id") or ""
         out.append(ToolCallDelta(index, str(call_id), name, ""))
 
     def _call_delta(self, event: Object, out: list[Event]) -> None:
-        index, text = self._index(event), string(event["delta"])
+        self._more(self._index(event), string(event["delta"]), out)
+
+    def _more(self, index: int, text: str, out: list[Event]) -> None:
         if index not in self._arguments:
             self._nameless.add(index)  # its finished item has the name, and all of this text
         elif text:
@@ -127,16 +158,19 @@ class ResponsesDecoder(EventDecoder):
             out.append(ToolCallDelta(index, "", "", text))
 
     def _item_done(self, event: Object, out: list[Event]) -> None:
-        item, index = event["item"], self._index(event)
+        item, index = event["item"], self._index(event, over=self._done_items)
+        self._know(item, index, event)
+        self._whole_item(item, index, out)
+
+    def _whole_item(self, item: Object, index: int, out: list[Event]) -> None:
         kind = item.get("type")
         self._done_items.add(index)
-        self._know(item, index)
         if kind in _CALLS:
             if index not in self._arguments:
                 self._call(index, item, out)
             rest = (item.get(_CALLS[kind]) or "")[self._arguments[index] :]
             if rest:
-                self._call_delta({"output_index": index, "delta": rest}, out)
+                self._more(index, rest, out)
         elif kind == "message":
             self._message_done(item, index, out)
         elif kind == "reasoning":
@@ -153,15 +187,16 @@ class ResponsesDecoder(EventDecoder):
             self._refused = self._refused or part["type"] == "refusal"
             text = part.get("text") or part.get("refusal")
             if new and text:
-                self._text({"output_index": index, "delta": text}, out)
+                self._said(index, text, out)
 
     def _end(self, event: Object, out: list[Event]) -> Object:
         response: Object = event["response"]
         self._note(response, out)
         for position, item in enumerate(response.get("output") or ()):
-            index = next((self._items[item[k]] for k in ("id", "call_id") if item.get(k) in self._items), position)
+            known = (self._items[key] for key in _keys(None, item) if key in self._items)
+            index = self._take(next(known, self._places.get(position, position)), position)
             if index not in self._done_items:
-                self._item_done({"output_index": index, "item": item}, out)
+                self._whole_item(item, index, out)
         if self._nameless:
             raise self.malformed("a tool call without a name")
         self.usage(response.get("usage"), out)
@@ -214,3 +249,8 @@ class ResponsesDecoder(EventDecoder):
         "response.failed": _failed,
         "error": _error,
     }
+
+
+def _keys(place: int | None, item: Object, item_id: object = None) -> list[tuple[int | None, str]]:
+    """What an item is known by in a place, None being anywhere."""
+    return [(place, text) for text in (item_id, item.get("id"), item.get("call_id")) if isinstance(text, str) and text]
