@@ -18,6 +18,7 @@ from cachespec.errors import (
     ServerError,
 )
 from cachespec.events import Event, Finished, ReasoningFinished, ResponseStarted, TextDelta, ToolCallDelta, UsageReported
+from cachespec.usage import Usage
 
 
 def chunk(delta: dict[str, Any] | None = None, reason: str | None = None, **more: Any) -> dict[str, Any]:
@@ -186,6 +187,33 @@ def test_deepseek_cache_hits() -> None:
 def test_usage_that_says_nothing_did_not_arrive(raw: Any) -> None:
     events = decode("chat", chunk({"content": "x"}), chunk(reason="stop"), {"id": "c1", "choices": [], "usage": raw})
     assert not any(isinstance(e, UsageReported) for e in events)
+
+
+EARLY = {"prompt_tokens": 1000, "completion_tokens": 1, "total_tokens": 1001, "prompt_tokens_details": {"cached_tokens": 800}}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"prompt_tokens": 1000, "completion_tokens": 5, "total_tokens": 1005},
+        {"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": None},
+        {"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 0}},
+        {"prompt_tokens": 0, "completion_tokens": 5},
+        {"completion_tokens": 5},
+    ],
+)
+def test_what_an_earlier_chunk_counted_no_later_one_erases(last: dict[str, Any]) -> None:
+    events = decode("chat", chunk({"role": "assistant"}, usage=EARLY), chunk({"content": "x"}), chunk({}, "stop", usage=last))
+    assert [e for e in events if isinstance(e, UsageReported)][-1].usage == Usage(
+        uncached=200, cache_read=800, cache_write=None, output=5
+    )
+
+
+def test_counts_that_contradict_an_earlier_chunk_hold_alone() -> None:
+    last = {"prompt_tokens": 500, "completion_tokens": 5}
+    events = decode("chat", chunk({"content": "x"}, usage=EARLY), chunk({}, "stop", usage=last))
+    assert isinstance(events[-1], UsageReported)
+    assert events[-1].usage == Usage(uncached=500, cache_read=None, cache_write=None, output=5)
 
 
 def test_start_and_tier() -> None:

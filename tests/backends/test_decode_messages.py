@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.backends.decoding import decode, fails, run, say, text, thoughts
 
-from cachespec.backends._decode_messages import merged_usage
+from cachespec.backends._decode import merged_usage
 from cachespec.errors import (
     AuthenticationError,
     BackendError,

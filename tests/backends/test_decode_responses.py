@@ -227,6 +227,18 @@ def test_a_whole_answer_instead_of_a_stream(status: str) -> None:
         assert type(error) is ServerError
 
 
+# -- usage
+
+
+@pytest.mark.parametrize("last", [None, {}, {"input_tokens": 0, "output_tokens": 0}])
+def test_input_that_was_counted_at_the_start_stays_counted(last: Any) -> None:
+    begun = {"type": "response.in_progress", "response": {"id": "r1", "status": "in_progress", "usage": USAGE}}
+    events = decode("responses", CREATED, begun, delta("x"), response("completed", usage=last))
+    usage = [e.usage for e in events if isinstance(e, UsageReported)][-1]
+    # What the start says of the output is no count of it.
+    assert (usage.uncached, usage.cache_read, usage.output) == (6, 4, 0 if last else None)
+
+
 # -- what only the finished response holds
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.backends.raw_server import RawServer, answer
 
 from cachespec.client import Client
 from cachespec.events import Completion
+from cachespec.usage import Usage
 
 pytestmark = pytest.mark.anyio
 PRICES = {"input": "1", "cache_read": "0.1", "cache_write": {"5m": "1.25", "1h": "2", "30m": "1.25"}, "output": "10"}
@@ -99,3 +101,12 @@ async def test_calls_of_one_place_in_responses() -> None:
     for events in ([*added, *pieces, *done], done):
         answered, _ = await ask("responses", say(*events, end, named=True), tools=TOOLS)
         assert made(answered) == [("ca", "a", "{}"), ("cb", "b", "{}")]
+
+
+@pytest.mark.parametrize("api", ["chat", "vllm"])
+async def test_reads_that_an_earlier_chunk_counted_are_paid_as_reads(api: str) -> None:
+    early = {"prompt_tokens": 1000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 800}}
+    first = {"id": "c", "model": "m", "choices": [{"index": 0, "delta": {"role": "assistant"}}], "usage": early}
+    done, _ = await ask(api, say(first) + chat({"content": "x"}, usage={"prompt_tokens": 1000, "completion_tokens": 5}))
+    assert done.usage == Usage(uncached=200, cache_read=800, cache_write=None, output=5)
+    assert (done.cost, done.estimated) == (Decimal("0.00033"), False)

@@ -139,6 +139,7 @@ class EventDecoder(ABC):
         self._head: bytes | None = b""
         self._plain: list[bytes] | None = None
         self._plain_size = 0
+        self._counts: dict[str, Any] = {}
         self._halves = Halves()
         self._halved = False
 
@@ -258,15 +259,25 @@ class EventDecoder(ABC):
 
     # -- usage ----------------------------------------------------------------------------------------------------
 
-    def usage(self, raw: object, out: list[Event]) -> None:
-        """Report a vendor's usage object. One that makes no sense is usage that did not arrive (contract S5)."""
-        if isinstance(raw, dict) and raw:
+    def usage(self, raw: object, out: list[Event], *, begun: bool = True) -> None:
+        """Report a vendor's usage object, with what earlier ones of this answer said that it does not: counts are of the
+        whole answer and never added up. What is said of the output before it has `begun` is no count of it.
+
+        An object that makes no sense is usage that did not arrive (contract S5).
+        """
+        if not isinstance(raw, dict) or not raw:
+            return
+        if not begun:
+            raw = {key: value for key, value in raw.items() if not key.startswith("output_tokens")}
+        self._counts = merged_usage(self._counts, raw)
+        for counts in (self._counts, raw):  # alone, where the two contradict each other
             try:
-                usage = usage_from(self.api, raw)
+                usage = usage_from(self.api, counts)
             except InputError:
-                return
+                continue
             if usage.uncached is not None or usage.output is not None:
                 out.append(UsageReported(usage))
+            return
 
     # -- bodies that are no event stream --------------------------------------------------------------------------
 
@@ -341,6 +352,18 @@ def name_of_call(value: object) -> str:
     if text := string(value):
         return text
     raise TypeError("a tool call without a name")
+
+
+def merged_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Two usage objects of one answer as one: a later value replaces an earlier one, but null and 0 erase nothing."""
+    merged = dict(earlier)
+    for key, value in later.items():
+        old = merged.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            merged[key] = merged_usage(old, value)
+        elif value is not None and not (value == 0 and old):
+            merged[key] = value
+    return merged
 
 
 def billing_facts(said: Object) -> dict[str, str] | None:

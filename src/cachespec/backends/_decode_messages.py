@@ -1,14 +1,13 @@
 """Anthropic Messages: stream events to events. The terminal event is ``message_stop``.
 
-An event is known by the `type` in its data (some servers send no ``event:`` names). Usage comes twice, and cumulative: of
-the two objects the last reported value of each field holds, never their sum; see `merged_usage`.
+An event is known by the `type` in its data (some servers send no ``event:`` names). Usage comes twice, and cumulative.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from cachespec.backends._decode import EventDecoder, Object, billing_facts, name_of_call, string, text_or_none
 from cachespec.events import (
@@ -34,18 +33,6 @@ _REASONS: Mapping[str, str] = {
 }
 
 
-def merged_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Two usage objects of one answer as one: a later value replaces an earlier one, but null and 0 erase nothing."""
-    merged = dict(earlier)
-    for key, value in later.items():
-        old = merged.get(key)
-        if isinstance(value, dict) and isinstance(old, dict):
-            merged[key] = merged_usage(old, value)
-        elif value is not None and not (value == 0 and old):
-            merged[key] = value
-    return merged
-
-
 class MessagesDecoder(EventDecoder):
     """Events carry the index of their content block. Blocks and deltas of unknown types are passed over."""
 
@@ -53,7 +40,6 @@ class MessagesDecoder(EventDecoder):
 
     def __init__(self, *, backend: str, model: str, provider: str | None = "anthropic") -> None:
         super().__init__(backend=backend, model=model, provider=provider)
-        self._usage: dict[str, Any] = {}
         self._blocks: dict[int, Object] = {}
         self._texts: dict[int, list[str]] = {}
         self._signatures: dict[int, list[str]] = {}
@@ -91,8 +77,7 @@ class MessagesDecoder(EventDecoder):
         self._response_id = text_or_none(message.get("id"))
         self._started(usage, out)
         self._diagnosed(message.get("diagnostics"), out)
-        # What is said of the output before there is any is no count of it.
-        self._count({key: value for key, value in usage.items() if not key.startswith("output_tokens")}, out)
+        self.usage(usage, out, begun=False)
 
     def _started(self, usage: Object, out: list[Event]) -> None:
         facts, response_id = billing_facts(usage), self._response_id
@@ -110,11 +95,6 @@ class MessagesDecoder(EventDecoder):
         missed = reason.get("cache_missed_input_tokens")
         kind = text_or_none(reason.get("type")) or "unavailable"
         out.append(CacheDiagnosed(reason=kind, missed_tokens=missed if isinstance(missed, int) else None))
-
-    def _count(self, usage: Object | None, out: list[Event]) -> None:
-        if usage:
-            self._usage = merged_usage(self._usage, usage)
-            self.usage(self._usage, out)
 
     def _block_start(self, event: Object, out: list[Event]) -> None:
         index, block = int(event["index"]), event["content_block"]
@@ -179,7 +159,7 @@ class MessagesDecoder(EventDecoder):
 
     def _message_delta(self, event: Object, out: list[Event]) -> None:
         self._reason = text_or_none((event.get("delta") or {}).get("stop_reason")) or self._reason
-        self._count(event.get("usage"), out)
+        self.usage(event.get("usage"), out)
 
     def _message_stop(self, event: Object, out: list[Event]) -> None:
         for index in list(self._blocks):  # blocks whose own stop never came

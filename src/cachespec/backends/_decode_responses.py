@@ -90,6 +90,7 @@ class ResponsesDecoder(EventDecoder):
 
     def _started(self, event: Object, out: list[Event]) -> None:
         self._note(event["response"], out)
+        self.usage(event["response"].get("usage"), out, begun=False)
 
     def _note(self, response: Object, out: list[Event]) -> None:
         """Report the response's id, model and tier: at the start, and again where the end says more or otherwise."""
