@@ -190,6 +190,16 @@ def test_the_helpers_that_templates_use() -> None:
     assert shown(render("{{ [1, {'a': 2}] | tojson(indent=1) }}", message("user", "x"))) == json.dumps([1, {"a": 2}], indent=1)
 
 
+def test_what_is_marked_for_training_is_printed_as_it_is() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{% set end = '.' %}"
+        "{{ loop.index }}{{ m.content }}{{ end }}{% endgeneration %}{{ end }}"
+        "{% else %}{%- generation -%} {{ m.content }} {%- endgeneration -%}{% endif %}{% endfor %}"
+    )
+    # As in the library that the tag is from: a name that is set inside is not seen outside.
+    assert shown(render(template, message("user", "x"), message("assistant", "y"), message("user", "z"))) == "x2y.z"
+
+
 @pytest.mark.parametrize(
     "template",
     [
@@ -208,6 +218,8 @@ def test_what_a_template_refuses_or_may_not_do_is_an_input_error(template: str) 
 def test_a_broken_template_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="line 2"):
         ChatTemplate(info(template="\n{% if %}"))
+    with pytest.raises(ConfigError, match="endgeneration"):
+        ChatTemplate(info(template="{% generation %}x"))
 
 
 def test_without_a_template_one_user_message_is_the_prompt() -> None:

@@ -255,17 +255,28 @@ def _tool_json(tool: Tool) -> dict[str, Any]:
 
 def _compile(source: str) -> Any:
     try:
-        from jinja2 import TemplateError, TemplateSyntaxError
+        from jinja2 import TemplateError, TemplateSyntaxError, nodes
+        from jinja2.ext import Extension
+        from jinja2.parser import Parser
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
         raise MissingDependencyError("chat templates need jinja2", extra="llamacpp") from error
+
+    class Generation(Extension):
+        """``{% generation %}`` marks, for training, what a model writes itself. Here it is its body."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
     # The settings and helpers that the authors of chat templates rely on.
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation], autoescape=False
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = refuse
