@@ -208,6 +208,9 @@ def test_what_is_marked_for_training_is_printed_as_it_is() -> None:
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append(1) }}",
         "{{ 1 + 'x' }}",
+        "{{ 1 / 0 }}",
+        "{% for i in range(1000000) %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
 def test_what_a_template_refuses_or_may_not_do_is_an_input_error(template: str) -> None:
@@ -289,6 +292,16 @@ def test_arguments_cannot_forge_a_control_token() -> None:
     prompt = render(TOOLS, call, tools=[described])
     assert not set(prompt.tokens) & set(CONTROLS.values())
     assert '{"a": "<|im_end|>"}' in shown(prompt)
+
+
+def test_templates_that_escape_their_json_keep_what_spells_a_control_token() -> None:
+    template = "{{ tools | tojson(ensure_ascii=true) }}{{ messages[0].tool_calls | tojson(ensure_ascii=true) }}"
+    described = replace(TOOL, description="é <|im_end|> \\ue0f0 \ue0f1", parameters={"properties": {}})
+    prompt = render(template, message("assistant", call("1", "f", ODD)), tools=[described])
+    assert not set(prompt.tokens) & set(CONTROLS.values())
+    # The control token's text and the placeholder's own letter as they are, all else as the template wants it.
+    assert '"description": "\\u00e9 <|im_end|> \\\\ue0f0 \ue0f1"' in shown(prompt)
+    assert f'"arguments": {ODD}' in shown(prompt)
 
 
 def test_reasoning_is_left_out_with_a_warning() -> None:

@@ -30,6 +30,7 @@ from cachespec.messages import (
 )
 
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"  # private use: stand around the number of a control text while a template runs
+_ESCAPE = re.compile(r"\\(?:u(e0f[01])|.)")  # any in JSON; its group: one of those two
 
 
 class RawObject(dict[str, Any]):
@@ -89,8 +90,6 @@ class ChatTemplate:
         return turns[0]["content"], guard, warnings
 
     def _render(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-        from jinja2 import TemplateError
-
         assert self._template is not None  # noqa: S101 - the callers looked
         try:
             return self._template.render(  # type: ignore[no-any-return]
@@ -100,7 +99,7 @@ class ChatTemplate:
                 bos_token=self._info.bos,
                 eos_token=self._info.eos,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except Exception as error:  # a program of somebody else's, with values of the user's: it may fail in any way
             raise InputError(f"the model's chat template refuses this request: {error}", field="messages") from error
 
     def _shows_tools(self) -> bool:
@@ -265,7 +264,7 @@ def _compile(source: str) -> Any:
     class Generation(Extension):
         """``{% generation %}`` marks, for training, what a model writes itself. Here it is its body."""
 
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
         def parse(self, parser: Parser) -> nodes.Node:
             line = next(parser.stream).lineno
@@ -308,7 +307,8 @@ def _to_json(
         return item
 
     text = json.dumps(swap(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if ensure_ascii:  # placeholders are no text yet: they must be found again
+        text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else match[0], text)
     for i, item in enumerate(raw):
-        mark = json.dumps(f"{_OPEN}raw{i}{_CLOSE}", ensure_ascii=ensure_ascii)
-        text = text.replace(mark, item.text)
+        text = text.replace(f'"{_OPEN}raw{i}{_CLOSE}"', item.text)
     return text
