@@ -149,6 +149,37 @@ def test_the_body_always_streams_and_extra_comes_last() -> None:
     assert "x" not in sent
 
 
+FORM = ResponseFormat(kind="schema", schema={"type": "object"})
+
+
+@pytest.mark.parametrize(
+    ("profile", "given", "expected"),
+    [
+        (CHAT, {"stream_options": {"include_obfuscation": True}}, {"include_usage": True, "include_obfuscation": True}),
+        (CHAT, {"stream_options": {"include_usage": False}}, {"include_usage": True, "include_obfuscation": False}),
+        (CHAT, {"stream_options": {"new": 1}}, {"include_usage": True, "include_obfuscation": False, "new": 1}),
+        (CHAT, {"stream_options": None}, None),
+        (RESPONSES, {"include": ["x"]}, ["reasoning.encrypted_content", "x"]),
+        (RESPONSES, {"include": ["x", "reasoning.encrypted_content"]}, ["reasoning.encrypted_content", "x"]),
+        (RESPONSES, {"include": None}, None),
+        (RESPONSES, {"text": {"verbosity": "low"}}, {**body(RESPONSES, ask(response_format=FORM))["text"], "verbosity": "low"}),
+        (RESPONSES, {"reasoning": {"context": "all"}}, {"effort": "low", "context": "all"}),
+        (MESSAGES, {"thinking": {"type": "disabled"}}, {"type": "disabled"}),
+        (
+            MESSAGES,
+            {"output_config": {"effort": "max"}},
+            {**body(MESSAGES, ask(response_format=FORM))["output_config"], "effort": "max"},
+        ),
+    ],
+)
+def test_a_field_comes_beside_what_the_client_itself_asks_for(profile: Profile, given: dict[str, Any], expected: Any) -> None:
+    (key,) = given
+    request = ask(response_format=FORM, reasoning=Reasoning(effort="low"))
+    assert body(profile, replace(request, extra={"b": given}))[key] == expected
+    if key != "stream_options":  # of a whole body that is transport, and ignored
+        assert body(profile, replace(request, passthrough={profile.vendor: given}))[key] == expected
+
+
 def test_ignored_parameters_are_left_out() -> None:
     request = ask(
         temperature=0.5, stop=("x",), response_format=ResponseFormat(kind="json"), tool_choice=ToolChoice(mode="auto")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.backends.decoding import say
 from tests.backends.raw_server import RawServer, answer
+from tests.wire.server import WireServer
 
 from cachespec.client import Client
 from cachespec.events import Completion
@@ -110,3 +111,19 @@ async def test_reads_that_an_earlier_chunk_counted_are_paid_as_reads(api: str) -
     done, _ = await ask(api, say(first) + chat({"content": "x"}, usage={"prompt_tokens": 1000, "completion_tokens": 5}))
     assert done.usage == Usage(uncached=200, cache_read=800, cache_write=None, output=5)
     assert (done.cost, done.estimated) == (Decimal("0.00033"), False)
+
+
+@pytest.mark.parametrize("given", [{"include_usage": False}, {"include_obfuscation": True}])
+async def test_usage_comes_whatever_the_caller_says_of_the_stream(wire_server: WireServer, given: dict[str, bool]) -> None:
+    table = {
+        "use": "openai",
+        "api": "chat",
+        "model": "ok-5",
+        "base_url": wire_server.openai_url,
+        "api_key": "k",
+        "prices": PRICES,
+    }
+    async with Client(backends={"b": table}) as client:
+        done = await client.complete("Hi", max_output_tokens=50, extra={"b": {"stream_options": given}})
+    assert done.usage is not None
+    assert (done.usage.output, done.estimated) == (5, False)

@@ -1,8 +1,7 @@
 """Top-level body fields that a request adds of its own: a given body's fields that only its vendor knows, and `extra`.
 
-They are merged in order of rank: what the renderer wrote, the plan's options, pass-through fields (merged into objects that
-are there, `text.verbosity` beside `text.format`), `extra`. What a body says of the model, the prompt and the tools is not
-theirs to change, for it is what was checked, priced and decided on.
+They are merged in order of rank: what the renderer wrote, the plan's options, pass-through fields, `extra`. What a body says
+of the model, the prompt and the tools is not theirs to change, for it is what was checked, priced and decided on.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _OURS: Mapping[str, str] = {
 @quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """The fields that are merged (`passed`) and that replace (`extra`), and what was left out, for a person."""
+    """The fields of a vendor's own body (`passed`) and those for one backend (`extra`), and what was left out, for a person."""
 
     passed: Mapping[str, Any]
     extra: Mapping[str, Any]
@@ -45,10 +44,22 @@ class Added:
         return {key: value for key, value in self.fields.items() if key in LIMITS}
 
     def merge_into(self, body: dict[str, Any]) -> None:
-        for key, value in self.passed.items():
-            inner = body.get(key)
-            body[key] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, Mapping) else value
-        body.update(self.extra)
+        for fields in (self.passed, self.extra):
+            for key, value in fields.items():
+                body[key] = _beside(key, body.get(key), value)
+
+
+def _beside(key: str, ours: Any, given: Any) -> Any:
+    """A field of the caller's, where the body may have it already.
+
+    An object comes beside the body's own (`text.verbosity` beside `text.format`), unless it is of another kind, which its
+    `type` says. What the client asks for to count an answer and to replay its reasoning stays asked for.
+    """
+    if key == "include" and isinstance(ours, list) and isinstance(given, list | tuple):
+        return [*ours, *(item for item in given if item not in ours)]
+    if isinstance(ours, dict) and isinstance(given, Mapping) and "type" not in given:
+        return {**ours, **given, **{name: ours[name] for name in ("include_usage",) if name in ours}}
+    return given
 
 
 _NOTHING = Added(passed={}, extra={})
