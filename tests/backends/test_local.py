@@ -189,6 +189,16 @@ async def test_a_schema_that_cannot_be_followed_is_refused(started: Callable[[To
     assert (reason.code, "response_format" in reason.detail) == ("unsupported_parameter", True)
 
 
+async def test_a_tool_whose_schema_cannot_be_followed_is_refused(started: Callable[[Toy], object]) -> None:
+    pytest.importorskip("llguidance")
+    backend = await started(toy(template=TOOLS))  # type: ignore[misc]
+    tool = Tool(name="f", parameters={"type": "object", "properties": {"n": {"const": 2**65}}})
+    (reason,) = backend.check(ask(tools=(tool,), tool_choice=ToolChoice(mode="required")))
+    assert reason.code == "unsupported_parameter"
+    assert "const 36893488147419103232" in reason.detail
+    assert backend.check(ask(tools=(tool,))) == []
+
+
 async def test_without_the_library_for_grammars_forms_are_refused(
     started: Callable[[Toy], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,53 @@ def test_what_cannot_be_followed_is_refused(vocabulary: Vocabulary) -> None:
         assert error.value.field == "response_format"
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**65},
+        {"const": 2**53 + 1},
+        {"const": -(2**63)},  # it would end the process
+        {"enum": [1, {"deep": [2**70]}]},
+        {"properties": {"default": {"enum": [2**64]}}},
+        {"anyOf": [{"type": "null"}, {"const": 1e300}]},
+        {"$defs": {"n": {"const": -(2**60)}}, "$ref": "#/$defs/n"},
+        {"type": "integer", "minimum": 99999999999999999999},
+        {"type": "integer", "minimum": 2**53 + 1},  # as a double it is one less
+        {"type": "integer", "exclusiveMaximum": 2**53 + 3},  # one more
+        {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)},
+        {"type": "integer", "minimum": 1 - 2**63, "maximum": 1 - 2**63},
+        {"type": "integer", "multipleOf": 2**60},
+        {"type": "object", "minProperties": 2},
+        {"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 3},
+    ],
+)
+def test_what_the_library_would_not_keep_is_refused(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+    for source in (schema, json.dumps(schema)):
+        with pytest.raises(InputError, match=r"2\*\*53|64-bit|twice") as error:
+            vocabulary.compile("schema", source)
+        assert error.value.field == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        ({"const": 2**53}, str(2**53), "1"),
+        ({"enum": [-(2**53), True]}, str(-(2**53)), str(-(2**53) + 1)),
+        ({"type": "integer", "maximum": 2**63 - 1}, "5", "x"),  # what generators of schemas write
+        ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, str(2**53 + 1), "-1"),
+        ({"type": "integer", "default": 2**70, "examples": [2**70], "maximum": 9}, "9", "10"),
+        ({"type": "object", "properties": {"minimum": {"const": 1}}, "required": ["minimum"]}, '{"minimum":1}', '{"a"'),
+        ({"type": "object", "minProperties": 1}, '{"a":1}', "{}"),
+        ({"type": "object", "required": ["a", "b"], "minProperties": 3}, '{"a":1,"b":1,"c":1}', '{"a":1,"a"'),
+    ],
+)
+def test_what_the_library_keeps_is_taken(vocabulary: Vocabulary, schema: dict[str, Any], yes: str, no: str) -> None:
+    state = vocabulary.compile("schema", schema).start()
+    assert state.valid(list(no.encode())) < len(no)
+    state.accept(list(yes.encode()))
+    assert state.complete
+
+
 class Exhausted:
     """A matcher of the library that is at a limit, after so many tokens."""
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cachespec.engine.structured import Grammar, Vocabulary
+from cachespec.engine.structured import Grammar, Vocabulary, schema_text
 from cachespec.engine.toolcalls import ToolFormat
 from cachespec.errors import InputError
 from cachespec.messages import Tool
@@ -50,7 +50,7 @@ class Forcing:
             raise InputError("the calls of this model cannot be forced", field="tool_choice")
         choice = request.tool_choice
         tools = [t for t in request.tools if choice is None or choice.mode != "tool" or t.name == choice.name]
-        return f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {json.dumps(_calls(tools))}'
+        return f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {schema_text(_calls(tools))}'
 
     def _compile(self, kind: Any, source: str) -> Grammar:
         key = f"{kind} {source}"

@@ -8,7 +8,7 @@ schema is never ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from cachespec.engine.runtimes.base import Runtime
@@ -22,6 +22,12 @@ Kind: TypeAlias = Literal["json", "schema", "regex", "lark"]
 
 _WHITESPACE: Final = r"[ \n\r\t]{0,64}"
 """Room for deep indentation, and an end to a model that writes blanks for ever."""
+
+_EXACT: Final = 2**53  # up to here every integer is a double
+_LEAST, _MOST = -(2**63), 2**63 - 1  # what the library makes an integer of
+_UPPER, _LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # of names to schemas
+_NOTES = ("default", "examples", "example")
 
 
 class _Tokens:
@@ -84,7 +90,7 @@ class Vocabulary:
             schema = {"type": "object"} if kind == "json" else source
             return str(
                 matcher.grammar_from_json_schema(
-                    schema if isinstance(schema, str) else json.dumps(schema),
+                    schema_text("null" if schema is None else schema),
                     overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE, "lenient": False},
                 )
             )
@@ -92,6 +98,63 @@ class Vocabulary:
             raise InputError(f"a {kind} grammar is a text", field="response_format")
         lark = f"start: /{self._lib.regex_to_lark(source, 'dw')}/" if kind == "regex" else source
         return str(matcher.grammar_from_lark(lark))
+
+
+def schema_text(schema: str | Mapping[str, Any]) -> str:
+    """A JSON schema as the library takes it; for a `lark` grammar, what follows its ``%json``.
+
+    The library computes with doubles and 64-bit integers. It does not say so: a constant beyond them becomes another, some
+    end the process. And it lets a key come twice, which then counts as two.
+
+    Raises InputError for what it would not keep; ValueError, TypeError, RecursionError for what is no JSON.
+    """
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    _check(json.loads(text))
+    return text
+
+
+def _check(schema: Any) -> None:
+    if isinstance(schema, list):
+        for item in schema:
+            _check(item)
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            _check(list(value.values()))
+        elif key in ("const", "enum", "multipleOf"):
+            for number in _numbers(value):
+                if abs(number) > _EXACT:
+                    raise _cannot(key, number, "only numbers up to 2**53 are exact")
+        elif key in _UPPER + _LOWER and _is_number(value):
+            kept = min(max(value, _LEAST), _MOST)
+            kept = min(int(float(kept)), _MOST) if isinstance(value, int) else value
+            if kept <= -_MOST or (kept > value if key in _UPPER else kept < value):
+                raise _cannot(key, value, "a 64-bit integer or a double is not that")
+        elif key == "minProperties" and _is_number(value):
+            required = schema.get("required")
+            if value > 1 + (len(set(map(str, required))) if isinstance(required, list) else 0):
+                raise _cannot(key, value, "a key may come twice, unless it is required")
+        elif key not in _NOTES:
+            _check(value)
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """All in a JSON value."""
+    if _is_number(value):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cannot(key: str, value: float, why: str) -> InputError:
+    shown = f"{value!r:.40}"
+    return InputError(f"not a grammar that can be followed: {key} {shown}: {why}", field="response_format")
 
 
 class GrammarError(ArithmeticError):
