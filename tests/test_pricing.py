@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -231,6 +232,120 @@ def test_our_cost_is_the_tables_cost_for_every_model(provider: str) -> None:
                         usage,
                     )
     assert priced > (3 if provider == "deepseek" else 10)
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "api", "flavor", "payload"),
+    [
+        (
+            *("anthropic", "claude-opus-5-5", "messages", "default"),
+            {
+                "input_tokens": 1000,
+                "cache_read_input_tokens": 10,
+                "cache_creation_input_tokens": 0,
+                "output_tokens": 100,
+                "server_tool_use": {"web_search_requests": 5, "web_fetch_requests": 2},
+            },
+        ),
+        (
+            *("openai", "gpt-audio", "chat", "chat"),
+            {
+                "prompt_tokens": 1000,
+                "completion_tokens": 500,
+                "prompt_tokens_details": {"audio_tokens": 900, "cached_tokens": 0},
+                "completion_tokens_details": {"audio_tokens": 480, "reasoning_tokens": 0},
+            },
+        ),
+        (
+            *("google", "gemini-2.5-flash", "gemini", "default"),
+            {
+                "promptTokenCount": 1000,
+                "candidatesTokenCount": 50,
+                "thoughtsTokenCount": 7,
+                "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 100}, {"modality": "AUDIO", "tokenCount": 900}],
+            },
+        ),
+        (
+            *("google", "gemini-2.5-flash-image", "gemini", "default"),
+            {
+                "promptTokenCount": 300,
+                "candidatesTokenCount": 1300,
+                "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 42}, {"modality": "IMAGE", "tokenCount": 258}],
+                "candidatesTokensDetails": [{"modality": "IMAGE", "tokenCount": 1290}],
+            },
+        ),
+    ],
+    ids=["searches", "sound", "Gemini's sound", "images"],
+)
+def test_what_is_billed_apart_costs_what_the_table_says(
+    provider: str, model: str, api: str, flavor: str, payload: dict[str, Any]
+) -> None:
+    from genai_prices import extract_usage
+
+    container = "usageMetadata" if api == "gemini" else "usage"
+    theirs = extract_usage({"model": model, "modelVersion": model, container: payload}, provider_id=provider, api_flavor=flavor)
+    price = theirs.calc_price(genai_request_timestamp=NOVEMBER).total_price
+    cost = known(provider, model).cost(usage_from(api, payload), at=NOVEMBER)
+    assert (cost.amount, cost.estimated) == (price, False)
+    text = known(provider, model).cost(replace(usage_from(api, payload), apart=None), at=NOVEMBER).amount
+    assert text is not None
+    assert text < price / 2
+
+
+def test_what_is_billed_apart_without_a_price_of_its_own_is_an_estimate() -> None:
+    rates = own(input="2", cache_read="0.2", output="10")
+    for apart, estimated in (
+        ({"web_search": 1}, True),
+        ({"input_audio": 900}, True),
+        ({"output_audio": 10}, True),
+        ({"input_image": 900, "output_image": 10, "output_video": 3}, False),
+    ):
+        assert rates.cost(replace(PLAIN, apart=apart)) == dollars("0.003", estimated=estimated)
+    # Which of it was read is not told: it is billed as if none of it were.
+    sound, part = known("openai", "gpt-audio"), {"input_audio": 900}
+    none_read, read = replace(PLAIN, apart=part), replace(PLAIN, uncached=950, cache_read=50, apart=part)
+    assert not sound.cost(none_read, at=NOVEMBER).estimated
+    assert sound.cost(read, at=NOVEMBER).estimated
+    more = replace(PLAIN, uncached=500, cache_read=500, apart=part)
+    assert sound.cost(more, at=NOVEMBER) == sound.cost(replace(more, apart={"input_audio": 500}), at=NOVEMBER)
+
+
+def test_pictures_are_in_the_worst_case() -> None:
+    rates = known("google", "gemini-2.5-flash-image")
+    cost = rates.cost(Usage(uncached=0, cache_read=0, cache_write=None, output=100, apart={"output_image": 100})).amount
+    worst = rates.worst(input_tokens=0, output_tokens=100)
+    assert cost is not None
+    assert worst is not None
+    assert worst >= cost > Decimal("0.001")
+
+
+def test_each_request_that_a_vendor_made_has_its_own_size() -> None:
+    """A compaction and the answer after it, and the turns of a loop at the vendor, pass no limit together."""
+    plain = {"input_tokens": 60_000, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 100}
+    rates, message = known("anthropic", "claude-haiku-5-5"), {"type": "message", **plain}
+    one = rates.cost(usage_from("messages", plain), at=NOVEMBER).amount
+    assert one == Decimal("0.00605")
+    both = {key: 2 * count for key, count in plain.items()}
+    for payload, cost in (
+        ({**plain, "iterations": [{"type": "compaction", **plain}, message]}, 2 * one),
+        ({**plain, "iterations": [{"type": "compaction", **plain}]}, 2 * one),
+        ({**both, "iterations": [message, message]}, 2 * one),
+        ({**both, "iterations": [message, {"type": "compaction", **plain}, message]}, 3 * one),
+        ({**both, "iterations": [message]}, 10 * one),  # what the totals are of is not told
+        (both, 10 * one),
+    ):
+        usage = usage_from("messages", payload)
+        assert rates.cost(usage, at=NOVEMBER) == Cost(
+            amount=cost, estimated=False, source=rates.source, price_date=rates.cost(PLAIN, at=NOVEMBER).price_date
+        )
+    searched = usage_from(
+        "messages", {**payload, "iterations": [message, message], "server_tool_use": {"web_search_requests": 3}}
+    )
+    assert rates.cost(searched, at=NOVEMBER).amount == 2 * one + Decimal("0.03")
+    unsure = usage_from(
+        "messages", {**plain, "iterations": [{"type": "compaction", **plain, "cache_creation_input_tokens": 9}]}
+    )
+    assert rates.cost(unsure, at=NOVEMBER).estimated
 
 
 def test_a_tier_is_a_cliff_on_the_whole_input() -> None:

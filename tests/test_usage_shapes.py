@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachespec.errors import InputError
-from cachespec.usage import Usage
+from cachespec.usage import APART, Usage
 from cachespec.usage_shapes import APIS, billing_from, usage_from, usage_to
 
 
@@ -22,8 +22,9 @@ def usage(
     write: Mapping[str, int] | None,
     output: int | None,
     reasoning: int | None = None,
+    apart: Mapping[str, int] | None = None,
 ) -> Usage:
-    return Usage(uncached=uncached, cache_read=read, cache_write=write, output=output, reasoning=reasoning)
+    return Usage(uncached=uncached, cache_read=read, cache_write=write, output=output, reasoning=reasoning, apart=apart)
 
 
 CASES: list[tuple[str, str, dict[str, Any], Usage]] = [
@@ -201,6 +202,35 @@ CASES: list[tuple[str, str, dict[str, Any], Usage]] = [
         usage(281, 55596, {"5m": 10, "unspecified": 7}, 91),
     ),
     (
+        "messages: searches are counted beside the tokens",
+        "messages",
+        {"input_tokens": 3, "output_tokens": 1, "server_tool_use": {"web_search_requests": 2, "web_fetch_requests": 1}},
+        usage(3, None, None, 1, apart={"web_search": 2}),
+    ),
+    (
+        "chat: what is no text lies inside the totals",
+        "chat",
+        {
+            "prompt_tokens": 100,
+            "completion_tokens": 50,
+            "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 60, "image_tokens": 30, "text_tokens": 10},
+            "completion_tokens_details": {"audio_tokens": 40},
+        },
+        usage(100, 0, None, 50, apart={"input_audio": 60, "input_image": 30, "output_audio": 40}),
+    ),
+    (
+        "gemini: what is no text, by its modality",
+        "gemini",
+        {
+            "promptTokenCount": 100,
+            "candidatesTokenCount": 50,
+            "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 40}, {"modality": "DOCUMENT", "tokenCount": 60}],
+            "toolUsePromptTokensDetails": [{"modality": "IMAGE", "tokenCount": 5}],
+            "candidatesTokensDetails": [{"modality": "VIDEO", "tokenCount": 50}],
+        },
+        usage(100, None, None, 50, apart={"input_image": 65, "output_video": 50}),
+    ),
+    (
         "converse: three counts beside each other, writes by cacheDetails",
         "converse",
         {
@@ -307,6 +337,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"input_tokens": 1, "output_tokens": 1, "iterations": {"type": "message"}}, "iterations"),
     (
         "messages",
+        {"input_tokens": 1, "server_tool_use": {"web_search_requests": "2"}},
+        "server_tool_use.web_search_requests",
+    ),
+    ("chat", {"prompt_tokens": 1, "prompt_tokens_details": {"audio_tokens": 1.5}}, "prompt_tokens_details.audio_tokens"),
+    ("gemini", {"promptTokenCount": 1, "promptTokensDetails": [{"modality": 1}]}, "promptTokensDetails[0].modality"),
+    (
+        "messages",
         {"input_tokens": 1, "iterations": [{"type": "compaction", "input_tokens": -1}]},
         "iterations[0].input_tokens",
     ),
@@ -360,13 +397,19 @@ WHAT_A_SHAPE_CAN_SAY: dict[str, tuple[st.SearchStrategy[int | None], st.SearchSt
 }
 
 
+MEDIA_APART = tuple(name for name in APART if name != "web_search")
+APART_OF = {"chat": MEDIA_APART, "gemini": MEDIA_APART, "messages": ("web_search",)}
+
+
 @pytest.mark.parametrize("api", APIS)
 @given(data=st.data())
 def test_every_usage_that_a_shape_can_say_survives_the_round_trip(api: str, data: st.DataObject) -> None:
     reads, write, reasons = WHAT_A_SHAPE_CAN_SAY[api]
     output = data.draw(MAYBE)
     reasoning = data.draw(st.none() | st.integers(0, output)) if reasons and output is not None else None
-    given_usage = usage(data.draw(COUNT), data.draw(reads), data.draw(write), output, reasoning)
+    names = [name for name in APART_OF.get(api, ()) if output is not None or not name.startswith("output")]
+    apart = data.draw(st.dictionaries(st.sampled_from(names), st.integers(1, 10**9))) if names else None
+    given_usage = usage(data.draw(COUNT), data.draw(reads), data.draw(write), output, reasoning, apart or None)
     wire = usage_to(api, given_usage)
     assert usage_from(api, json.loads(json.dumps(wire))) == given_usage
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cachespec._rates import INPUT, OUTPUT, READ, REASONING, REQUEST, WRITE, PriceList, Tiers, TokenRates
-from cachespec.usage import exact
+from cachespec.usage import MEDIA, WEB_SEARCH, exact
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice
@@ -52,6 +52,8 @@ _CLASSES: Mapping[str, str] = MappingProxyType(
         "output_mtok": OUTPUT,
         "output_reasoning_mtok": REASONING,
         "requests_kcount": REQUEST,
+        "web_searches_kcount": WEB_SEARCH,
+        **{f"{side}_{medium}_mtok": f"{side}_{medium}" for side in (INPUT, OUTPUT) for medium in MEDIA},
     }
 )
 
@@ -63,7 +65,7 @@ def _price_list(prices: ModelPrice, constraint: Any, when: Mapping[str, str] | N
         value = prices.__dict__.get(key)
         if value is None:
             continue
-        scale = 1000 if name == REQUEST else 1  # priced per thousand requests, counted in millions here
+        scale = 1000 if name in (REQUEST, WEB_SEARCH) else 1  # priced per thousand, counted in millions here
         tiers = [(0, value)] if isinstance(value, Decimal) else [(0, value.base), *((t.start, t.price) for t in value.tiers)]
         with exact():
             table[name] = tuple((start, price * scale) for start, price in tiers)

@@ -11,6 +11,10 @@ writes, no write price                input                                     
 writes ``"unspecified"``              5m (Anthropic's default lifetime)                            yes
 writes ``"12h"``, no such price       30m (OpenAI publishes no other)                              yes
 writes of another unpriced lifetime   the dearest write that is listed                             yes
+searches, no price of their own       nothing                                                      yes
+media, at their own price             that, as if none of them were read or written                where any was
+sound, no price of its own            text                                                         yes
+images, films, no price of their own  text                                                         no
 a service tier that is not listed     the standard price (its worst case: unknown)                 yes
 all, in dearer hours, on a weekend    those hours' price [2]_                                      yes
 input or output, no price             the cost is None                                             no
@@ -34,14 +38,17 @@ from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
 from time import time as unix_time
 
 from cachespec.errors import InputError
-from cachespec.usage import EXACT, WRITE_TTLS, Cost, Usage, exact
+from cachespec.usage import EXACT, MEDIA, WEB_SEARCH, WRITE_TTLS, Cost, Usage, exact
 
 Tiers = tuple[tuple[int, Decimal], ...]
 """USD per million tokens by size of the request: the price of the last tier whose start its input tokens exceed."""
 
 INPUT, READ, WRITE, OUTPUT, REASONING, REQUEST = "input", "cache_read", "cache_write", "output", "reasoning", "request"
+_SOUND = "audio"
+_SEEN = tuple(medium for medium in MEDIA if medium != _SOUND)
 _MILLION = Decimal(1_000_000)
 _ZERO = Decimal(0)
+_FREE: Tiers = ((0, _ZERO),)
 _TINY = Decimal("1e-12")
 
 _NEUTRAL = frozenset({"default", "standard", "standard_only", "auto", "on_demand", "global", "not_available", ""})
@@ -145,6 +152,17 @@ class TokenRates:
         at: datetime | None = None,
     ) -> Cost:
         """See `Rates.cost`. `busy_s` plays no part in a price per token."""
+        if not usage.requests:
+            return self._cost(usage, billing, at)
+        costs = [self._cost(made.usage, billing, at) for made in usage.requests]
+        amount: Decimal | None = _ZERO
+        for cost in costs:
+            amount = None if amount is None or cost.amount is None else EXACT.add(amount, cost.amount)
+        estimated = amount is not None and any(cost.estimated for cost in costs)
+        return Cost(amount=amount, estimated=estimated, source=self.source, price_date=costs[0].price_date)
+
+    def _cost(self, usage: Usage, billing: Mapping[str, str] | None, at: datetime | None) -> Cost:
+        """The price of one request of a vendor's."""
         standing = self._in_force(billing).standing if at is None else self._prices(_utc(at), billing)
         prices, day = standing.prices, standing.day
         estimated = bool(standing.unpriced) or not standing.sure
@@ -238,8 +256,10 @@ def _facts(billing: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def _billed(usage: Usage, prices: Mapping[str, Tiers]) -> Iterator[tuple[int, Tiers | None, bool]]:
     """(count, price, assumed) of every class that has tokens."""
-    plain = prices.get(INPUT)
-    if usage.uncached:
+    plain, apart = prices.get(INPUT), usage.apart
+    if apart is not None:
+        yield from _apart(usage, apart, prices)
+    elif usage.uncached:
         yield usage.uncached, plain, False
     if usage.cache_read:
         yield usage.cache_read, prices.get(READ, plain), READ not in prices
@@ -250,10 +270,33 @@ def _billed(usage: Usage, prices: Mapping[str, Tiers]) -> Iterator[tuple[int, Ti
     if REASONING in prices and usage.reasoning:
         reasoning = min(usage.reasoning, output)
         yield reasoning, prices[REASONING], False
-    if output > reasoning:
+    if apart is not None:
+        yield from _media(output - reasoning, OUTPUT, apart, prices, sure=True)
+    elif output > reasoning:
         yield output - reasoning, prices.get(OUTPUT), False
     if REQUEST in prices:
         yield 1, prices[REQUEST], False
+
+
+def _apart(usage: Usage, apart: Mapping[str, int], prices: Mapping[str, Tiers]) -> Iterator[tuple[int, Tiers | None, bool]]:
+    """Searches, and the input that was neither read nor written, by its media."""
+    if searches := apart.get(WEB_SEARCH):
+        yield searches, prices.get(WEB_SEARCH, _FREE), WEB_SEARCH not in prices
+    yield from _media(usage.uncached or 0, INPUT, apart, prices, sure=not (usage.cache_read or usage.written))
+
+
+def _media(
+    count: int, side: str, apart: Mapping[str, int], prices: Mapping[str, Tiers], *, sure: bool
+) -> Iterator[tuple[int, Tiers | None, bool]]:
+    """The tokens of one side: those of each medium at its own price, where there is one, and the rest as text."""
+    plain = prices.get(side)
+    for medium in MEDIA:
+        name = f"{side}_{medium}"
+        if own := min(apart.get(name, 0), count):
+            count -= own
+            yield own, prices.get(name, plain), (not sure if name in prices else medium == _SOUND)
+    if count:
+        yield count, plain, False
 
 
 def _write_price(prices: Mapping[str, Tiers], ttl: str) -> tuple[Tiers | None, bool]:
@@ -272,8 +315,9 @@ def _write_price(prices: Mapping[str, Tiers], ttl: str) -> tuple[Tiers | None, b
 
 
 def _dearest(prices: Mapping[str, Tiers]) -> _Dearest:
-    inputs = [prices[name] for name in (INPUT, READ, WRITE, *WRITE_TTLS) if name in prices]
-    outputs = [prices[name] for name in (OUTPUT, REASONING) if name in prices]
+    # Not sound, which has no bound as input, nor has a request for it as output: what it may cost is not known before.
+    inputs = [prices[name] for name in (INPUT, READ, WRITE, *WRITE_TTLS, *(f"{INPUT}_{m}" for m in _SEEN)) if name in prices]
+    outputs = [prices[name] for name in (OUTPUT, REASONING, *(f"{OUTPUT}_{m}" for m in _SEEN)) if name in prices]
     return _Dearest(
         input=_rising(inputs) if INPUT in prices else None,
         output=_rising(outputs) if OUTPUT in prices else None,

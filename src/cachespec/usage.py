@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import (
     MAX_EMAX,
     MIN_EMIN,
@@ -36,6 +36,11 @@ EXACT = Context(
 """The context of money, for its methods, which need no `exact` around them; nobody sets anything in it."""
 
 WRITE_TTLS = ("5m", "30m", "1h", "12h", "kv", "unspecified")
+
+WEB_SEARCH = "web_search"
+MEDIA = ("audio", "image", "video")
+APART = (WEB_SEARCH, *(f"{side}_{medium}" for side in ("input", "output") for medium in MEDIA))
+"""What may have a price of its own beside those of text: searches, and the tokens of each side that are no text."""
 
 
 _COUNTED = ("uncached", "cache_read", "output", "reasoning", "drafted", "accepted")
@@ -74,6 +79,10 @@ class Usage:
         output: tokens generated, `reasoning` included.
         reasoning: the part of `output` spent on reasoning; None when not reported.
         drafted, accepted: tokens proposed by a drafter, and how many of them the target agreed with.
+        apart: what may have a price of its own, by `APART`: searches at the vendor, and tokens that are no text, which are a
+            part of `input_tokens` or of `output`. None where nothing of it was reported.
+        requests: the requests that a vendor made for this one, where it says that they were several: each is of a size of its
+            own, by which prices change, and maybe of another model. Together they are this usage; not compared.
 
     A count that nobody reported is None, never 0.
     """
@@ -85,6 +94,8 @@ class Usage:
     reasoning: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    apart: Mapping[str, int] | None = None
+    requests: tuple[Made, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for value, name in zip(_COUNTS(self), _COUNTED, strict=True):
@@ -97,6 +108,11 @@ class Usage:
                 raise InputError(f"unknown lifetime {ttl!r}; known: {', '.join(WRITE_TTLS)}", field="cache_write")
             if not is_count(count):
                 raise InputError(f"must be a count of tokens, not {shown(count)}", field=f"cache_write.{ttl}")
+        for name, count in (self.apart or {}).items():
+            if name not in APART:
+                raise InputError(f"unknown {name!r}; known: {', '.join(APART)}", field="apart")
+            if not is_count(count):
+                raise InputError(f"must be a count, not {shown(count)}", field=f"apart.{name}")
 
     @property
     def written(self) -> int | None:
@@ -111,8 +127,8 @@ class Usage:
         return self.uncached + (self.cache_read or 0) + (self.written or 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form used by every command."""
-        return {
+        """The JSON form used by every command; `apart` is in it where there is any."""
+        told = {
             "input_tokens": self.input_tokens,
             "uncached": self.uncached,
             "cache_read": self.cache_read,
@@ -122,6 +138,16 @@ class Usage:
             "drafted": self.drafted,
             "accepted": self.accepted,
         }
+        return told if not self.apart else {**told, "apart": dict(self.apart)}
+
+
+@quick
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A request that a vendor made for one of ours, and the model that it went to (None: the one that answered)."""
+
+    usage: Usage
+    model: str | None = None
 
 
 @quick

@@ -22,12 +22,13 @@ vendor's own `cost`, its grand total) is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from cachespec.errors import InputError
 from cachespec.shown import shown
-from cachespec.usage import Usage, is_count
+from cachespec.usage import MEDIA, WEB_SEARCH, Made, Usage, is_count
 
 _Convert = TypeVar("_Convert", Callable[[Mapping[str, Any]], Usage], Callable[[Usage], dict[str, Any]])
 APIS = ("chat", "responses", "messages", "converse", "gemini", "cohere")
@@ -47,6 +48,7 @@ def usage_to(api: str, usage: Usage) -> dict[str, Any]:
     kept. None of the shapes has drafted and accepted tokens. Besides, what a shape cannot express:
 
     - chat: a lifetime other than ``"30m"`` (writes come back as that).
+    - chat, gemini: searches; messages: media; responses, converse, cohere: all that is `apart`. Nobody: `requests`.
     - responses: a lifetime other than ``"30m"`` and ``"12h"`` (comes back as ``"30m"``).
     - messages, converse: a lifetime other than ``"5m"`` and ``"1h"`` (comes back as ``"unspecified"``); converse: reasoning.
     - gemini: writes (they come back as uncached). cohere: reads, writes (both come back as uncached) and reasoning.
@@ -153,6 +155,16 @@ def _part_of(part: int | None, total: int | None, *, part_field: str, total_fiel
     return part
 
 
+def _media(details: _Fields) -> Mapping[str, int | None]:
+    """The tokens that are no text, of the details of one side."""
+    return {medium: details.count(f"{medium}_tokens") for medium in MEDIA}
+
+
+def _apart(**sides: Mapping[str, int | None]) -> Mapping[str, int] | None:
+    """`Usage.apart` of the media of the input and of the output."""
+    return _named({f"{side}_{medium}": n for side, media in sides.items() for medium, n in media.items()}) or None
+
+
 def usage_from_chat(payload: Mapping[str, Any]) -> Usage:
     """Chat Completions, and servers that speak it (DeepSeek's hit and miss counts, a bare ``cached_tokens``).
 
@@ -182,15 +194,20 @@ def usage_from_chat(payload: Mapping[str, Any]) -> Usage:
     if reasoning and output is not None and total is not None and everything == total + output + reasoning:
         output += reasoning
     _part_of(reasoning, output, part_field="completion_tokens_details.reasoning_tokens", total_field="completion_tokens")
-    return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning)
+    apart = _apart(input=_media(details), output=_media(fields.inside("completion_tokens_details")))
+    return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning, apart=apart)
 
 
 def usage_to_chat(usage: Usage) -> dict[str, Any]:
     """The inverse of `usage_from_chat`; see `usage_to` for what is lost."""
     details = {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.written}
-    return _inclusive_object(
-        usage, details, ("prompt_tokens", "prompt_tokens_details", "completion_tokens", "completion_tokens_details")
-    )
+    names = ("prompt_tokens", "prompt_tokens_details", "completion_tokens", "completion_tokens_details")
+    result = _inclusive_object(usage, details, names)
+    for side, total, inside in (("input", *names[:2]), ("output", *names[2:])):
+        media = {f"{medium}_tokens": n for medium in MEDIA if (n := (usage.apart or {}).get(f"{side}_{medium}"))}
+        if media and total in result:
+            result[inside] = {**result.get(inside, {}), **media}
+    return result
 
 
 def usage_from_responses(payload: Mapping[str, Any]) -> Usage:
@@ -248,23 +265,41 @@ def usage_from_messages(payload: Mapping[str, Any]) -> Usage:
     """Anthropic Messages (beta iterations too): `input_tokens` lies beside reads and writes.
 
     Entries under `iterations` whose type is not ``message`` (a compaction) lie outside the top-level totals, are billed,
-    and are added here.
+    and are added here. Those that are messages are the requests which the totals add up, where they do.
     """
     fields = _Fields(payload)
-    outside = (entry for entry in fields.items("iterations") if entry.text("type") != "message")
-    parts = [_messages_part(fields), *map(_messages_part, outside)]
-    writes = [p.cache_write for p in parts if p.cache_write is not None]
-    merged: dict[str, int] = {}
-    for mapping in writes:
-        for ttl, n in mapping.items():
-            merged[ttl] = merged.get(ttl, 0) + n
+    searches = fields.inside("server_tool_use").count("web_search_requests")
+    top = replace(_messages_part(fields), apart=_named({WEB_SEARCH: searches}) or None)
+    inside: list[Made] = []
+    outside: list[Made] = []
+    for entry in fields.items("iterations"):
+        made = Made(usage=_messages_part(entry), model=entry.text("model"))
+        (inside if entry.text("type") == "message" else outside).append(made)
+    whole = _sum([top, *(made.usage for made in outside)])
+    if inside and _counts(_sum(made.usage for made in inside)) == _counts(top):
+        inside[0] = replace(inside[0], usage=replace(inside[0].usage, apart=top.apart))
+    else:
+        inside = [Made(usage=top)]
+    made_for_it = (*inside, *outside)
+    return replace(whole, apart=top.apart, requests=made_for_it if len(made_for_it) > 1 else ())
+
+
+def _sum(parts: Iterable[Usage]) -> Usage:
+    """The counts of several requests; what some did not report is what the others did."""
+    usages = list(parts)
+    writes = [part.cache_write for part in usages if part.cache_write is not None]
+    ttls = dict.fromkeys(ttl for each in writes for ttl in each)
     return Usage(
-        uncached=_add(*(p.uncached for p in parts)),
-        cache_read=_add(*(p.cache_read for p in parts)),
-        cache_write=merged if writes else None,
-        output=_add(*(p.output for p in parts)),
-        reasoning=_add(*(p.reasoning for p in parts)),
+        uncached=_add(*(part.uncached for part in usages)),
+        cache_read=_add(*(part.cache_read for part in usages)),
+        cache_write={ttl: sum(each.get(ttl, 0) for each in writes) for ttl in ttls} if writes else None,
+        output=_add(*(part.output for part in usages)),
+        reasoning=_add(*(part.reasoning for part in usages)),
     )
+
+
+def _counts(usage: Usage) -> tuple[object, ...]:
+    return usage.uncached, usage.cache_read or 0, usage.cache_write or {}, usage.output
 
 
 def _messages_part(fields: _Fields) -> Usage:
@@ -333,6 +368,8 @@ def usage_to_messages(usage: Usage) -> dict[str, Any]:
         result["output_tokens"] = usage.output
         if usage.reasoning is not None:
             result["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
+    if usage.apart and usage.apart.get(WEB_SEARCH):
+        result["server_tool_use"] = {"web_search_requests": usage.apart[WEB_SEARCH]}
     return result
 
 
@@ -395,7 +432,23 @@ def usage_from_gemini(payload: Mapping[str, Any]) -> Usage:
     everything = fields.count("totalTokenCount")
     if answer is None and everything is not None and total is not None and everything >= total + (thoughts or 0):
         answer = everything - total - (thoughts or 0)
-    return Usage(uncached=uncached, cache_read=read, cache_write=None, output=_add(answer, thoughts), reasoning=thoughts)
+    apart = _apart(
+        input=_modalities(fields, "promptTokensDetails", "toolUsePromptTokensDetails"),
+        output=_modalities(fields, "candidatesTokensDetails"),
+    )
+    output = _add(answer, thoughts)
+    return Usage(uncached=uncached, cache_read=read, cache_write=None, output=output, reasoning=thoughts, apart=apart)
+
+
+def _modalities(fields: _Fields, *keys: str) -> Mapping[str, int | None]:
+    """Gemini's tokens by modality, those that are no text. A document is read as its pages' images."""
+    found: dict[str, int | None] = {}
+    for entry in (entry for key in keys for entry in fields.items(key)):
+        kind = (entry.text("modality") or "").lower()
+        medium = "image" if kind == "document" else kind
+        if medium in MEDIA:
+            found[medium] = _add(found.get(medium), entry.count("tokenCount"))
+    return found
 
 
 def usage_to_gemini(usage: Usage) -> dict[str, Any]:
@@ -411,6 +464,11 @@ def usage_to_gemini(usage: Usage) -> dict[str, Any]:
             result["thoughtsTokenCount"] = usage.reasoning
         if usage.input_tokens is not None:
             result["totalTokenCount"] = usage.input_tokens + usage.output
+    for side, key in (("input", "promptTokensDetails"), ("output", "candidatesTokensDetails")):
+        counts = {medium: (usage.apart or {}).get(f"{side}_{medium}") for medium in MEDIA}
+        media = [{"modality": medium.upper(), "tokenCount": n} for medium, n in counts.items() if n]
+        if media:
+            result[key] = media
     return result
 
 

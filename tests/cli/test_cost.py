@@ -67,6 +67,17 @@ def test_the_json_document_is_the_contract() -> None:
     }
 
 
+def test_searches_at_the_vendor_are_told_and_priced() -> None:
+    usage = {"input_tokens": 1000, "output_tokens": 100, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
+    searched = {**usage, "server_tool_use": {"web_search_requests": 5}}
+    document = {"provider": "anthropic", "model": "claude-opus-5-5", "api": "messages", "usage": searched}
+    told = json.loads(cost(document, "--json").stdout)
+    assert (told["cost"], told["estimated"]) == ("0.056", False)
+    assert told["usage"]["apart"] == {"web_search": 5}
+    assert "apart" not in json.loads(cost({**document, "usage": usage}, "--json").stdout)["usage"]
+    assert re.search(r"searches\W+5\b", cost(document).stdout)
+
+
 def test_prices_of_ones_own() -> None:
     prices = {"input": "2.50", "cache_read": "1.25", "output": "10"}
     usage = {"prompt_tokens": 2006, "completion_tokens": 300, "prompt_tokens_details": {"cached_tokens": 1920}}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.backends.raw_server import RawServer, answer
 
+from cachespec.backends.anthropic import AnthropicBackend
 from cachespec.client import Client
 from cachespec.errors import BudgetExceededError, StreamInterruptedError
 from cachespec.pricing import hosted_rates
@@ -17,6 +19,8 @@ from cachespec.testing import ScriptedBackend, say
 from cachespec.usage import Usage
 
 pytestmark = pytest.mark.anyio
+COUNTS = {"input_tokens": 100, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 1}
+MODEL = "claude-sonnet-5-5"
 PRICES = {"input": "1", "cache_read": "0.1", "cache_write": {"5m": "1.25", "1h": "2", "30m": "1.25"}, "output": "10"}
 
 
@@ -26,15 +30,15 @@ def server(*events: Mapping[str, Any]) -> RawServer:
     return RawServer(lambda connection, _: connection.sendall(answer("200 OK", body, "content-type: text/event-stream")))
 
 
-def message(usage: Mapping[str, Any], *, model: str = "claude-sonnet-5-5", text: str = "Hi") -> list[dict[str, Any]]:
-    """A whole Messages stream whose first usage object says this."""
+def message(usage: Mapping[str, Any], later: Mapping[str, Any] | None = None, *, model: str = MODEL) -> list[dict[str, Any]]:
+    """A whole Messages stream whose first usage object says this, and its last one that, beside 5 tokens of output."""
     start = {"id": "m", "type": "message", "role": "assistant", "model": model, "content": [], "usage": usage}
     return [
         {"type": "message_start", "message": start},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi"}},
         {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 5}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 5, **(later or {})}},
         {"type": "message_stop"},
     ]
 
@@ -47,7 +51,7 @@ def cut(*events: Mapping[str, Any]) -> RawServer:
 
 
 def claude(url: str, **options: Any) -> dict[str, Any]:
-    return {"use": "anthropic", "model": "claude-sonnet-5-5", "api_key": "k", "base_url": url, "prices": PRICES, **options}
+    return {"use": "anthropic", "model": MODEL, "api_key": "k", "base_url": url, "prices": PRICES, **options}
 
 
 async def test_a_sessions_budget_is_each_tenants_own() -> None:
@@ -85,8 +89,7 @@ async def test_a_price_that_the_table_lacks_is_no_bound_for_a_hard_budget() -> N
     ("facts", "estimated"), [({}, False), ({"inference_geo": "global"}, False), ({"inference_geo": "us"}, True)]
 )
 async def test_a_place_of_inference_without_a_price_makes_an_estimate(facts: dict[str, str], estimated: bool) -> None:
-    usage = {"input_tokens": 100, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 1, **facts}
-    with server(*message(usage)) as wire:
+    with server(*message({**COUNTS, **facts})) as wire:
         async with Client(backends={"b": claude(wire.url)}) as client:
             done = await client.complete("Hi")
     assert (done.cost, done.estimated) == (Decimal("0.00015"), estimated)
@@ -107,3 +110,30 @@ async def test_a_count_that_was_running_when_the_stream_was_cut_is_an_estimate(u
     assert partial is not None
     cost = Decimal(100 + 90 + 38 * 10) / 1_000_000  # 1000 tokens of input, 900 of them read, and 150 characters of output
     assert (partial.cost, partial.estimated) == (entry.amount, entry.estimated) == (cost, True)
+
+
+async def test_searches_at_the_vendor_are_told_and_an_estimate_without_a_price_of_their_own(tmp_path: Path) -> None:
+    searched = {"server_tool_use": {"web_search_requests": 2, "web_fetch_requests": 0}}
+    ledger = {"use": "sqlite", "path": str(tmp_path / "ledger.db")}
+    with server(*message(COUNTS, searched)) as wire:
+        async with Client(backends={"b": claude(wire.url)}, ledger=ledger) as client:
+            done = await client.complete("Hi")
+            (entry,) = await client.ledger.entries()
+    assert done.usage is not None
+    assert (done.cost, done.estimated) == (Decimal("0.00015"), True)
+    assert done.to_dict()["usage"]["apart"] == {"web_search": 2}
+    assert entry.usage == done.usage
+
+
+async def test_the_requests_of_one_answer_are_priced_each_by_its_size() -> None:
+    """A compaction that the vendor made before it answered passes no limit together with the answer."""
+    of_each = {"input_tokens": 60_000, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 5}
+    iterations = [{"type": "compaction", **of_each}, {"type": "message", **of_each}]
+    with server(*message(of_each, {"iterations": iterations})) as wire:
+        backend = AnthropicBackend(name="b", model="claude-haiku-5-5", api_key="k", base_url=wire.url)
+        backend.rates = hosted_rates("anthropic", "claude-haiku-5-5")
+        async with Client(backends={"b": backend}) as client:
+            done = await client.complete("Hi")
+    assert done.usage is not None
+    assert done.usage.input_tokens == 120_000
+    assert (done.cost, done.estimated) == (2 * (Decimal("0.006") + Decimal("0.0000025")), False)

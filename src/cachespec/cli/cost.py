@@ -14,7 +14,7 @@ from cachespec.cli._io import console, json_option, print_table, read_object, wr
 from cachespec.errors import ConfigError, InputError
 from cachespec.pricing import hosted_rates
 from cachespec.shown import shown
-from cachespec.usage import Cost, Usage, money_text
+from cachespec.usage import WEB_SEARCH, Cost, Usage, money_text
 from cachespec.usage_shapes import billing_from, usage_from
 
 WRITTEN = {"unspecified": "written, for how long is not told", "kv": "newly kept by the local engine"}
@@ -120,7 +120,7 @@ cost = command
 def _print(priced: Priced) -> None:
     from rich.table import Table
 
-    usage = priced.usage
+    usage, apart = priced.usage, priced.usage.apart or {}
     table = Table()
     table.add_column("tokens", overflow="fold")
     table.add_column("count", justify="right", no_wrap=True)
@@ -130,6 +130,7 @@ def _print(priced: Priced) -> None:
         rows.append(("  written to cache", usage.written))
     rows += [(f"  {WRITTEN.get(ttl, f'written for {ttl}')}", count) for ttl, count in (usage.cache_write or {}).items()]
     rows += [("output", usage.output), ("  reasoning", usage.reasoning)]
+    rows += [(f"of that, {name.replace('_', ' ')}" if name != WEB_SEARCH else "searches", n) for name, n in apart.items()]
     for name, count in rows:
         table.add_row(name, "not reported" if count is None else f"{count:,}")
     out = console()
