@@ -64,6 +64,30 @@ def test_late_system_messages_and_files() -> None:
     assert len(layout("responses", messages=[{"role": "user", "content": [file]}]).prefixes) == 1
 
 
+@pytest.mark.parametrize(
+    ("api", "result", "able"),
+    [
+        ("messages", {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": {}}]}, True),
+        ("messages", {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "search_result"}]}, True),
+        ("responses", {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_file"}]}, True),
+        ("responses", {"type": "custom_tool_call_output", "call_id": "1", "output": "x"}, True),
+        ("responses", {"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_file"}]}, True),
+        (
+            "responses",
+            {"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_text", "text": ""}]},
+            False,
+        ),
+        ("responses", {"type": "custom_tool_call_output", "call_id": "1", "output": " "}, False),
+        ("responses", {"type": "custom_tool_call_output", "call_id": "1", "output": []}, False),
+        ("responses", {"type": "computer_call_output", "call_id": "1", "output": {"type": "computer_screenshot"}}, False),
+    ],
+)
+def test_results_that_are_a_vendors_own_part_take_a_mark(api: str, result: dict[str, Any], able: bool) -> None:
+    given = {"role": "user", "content": [result]} if api == "messages" else result
+    found = layout(api, messages=[{"role": "user", "content": "a"}, given])
+    assert [p.at for p in found.prefixes] == ["messages[0][0]", *(["messages[1][0]"] if able else [])]
+
+
 @pytest.mark.parametrize("api", ["messages", "responses", "chat"])
 def test_a_layout_that_was_extended_is_the_one_made_at_once(api: str) -> None:
     messages: list[Any] = []

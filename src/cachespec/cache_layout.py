@@ -30,8 +30,10 @@ _KEY = attrgetter("key")
 _DOCUMENT = 2_048
 """Bytes from which on a piece within a message is a place of its own."""
 _REMEMBERED = 512
-_MARKABLE_BLOCKS = ("document", "search_result", "image", "text")
+_MARKABLE_BLOCKS = ("document", "search_result", "image", "text", "tool_result")
 """Blocks of Anthropic's own that take a mark for certain; those of its server tools do not all."""
+_RESULTS = ("function_call_output", "custom_tool_call_output")
+"""Items of OpenAI's own whose output's end takes one."""
 _SYSTEM = ("system", "developer")
 
 
@@ -268,6 +270,11 @@ def _takes_mark(message: Message, part: object, api: Api) -> bool:
         if api == "messages":
             text = part.raw.get("text")
             return part.raw.get("type") in _MARKABLE_BLOCKS and (text is None or bool(str(text).strip()))
+        if part.raw.get("type") in _RESULTS:  # a mark on the result is a mark on its end
+            output = part.raw.get("output")
+            if isinstance(output, list):
+                return bool(output) and isinstance(output[-1], dict) and bool(str(output[-1].get("text", "-")).strip())
+            return isinstance(output, str) and bool(output.strip())
         return part.raw.get("type") in ("input_file", "file", "input_audio")
     return False
 

@@ -13,7 +13,8 @@ import pytest
 from tests.backends.hosted_support import PLAN, WEATHER, ask, body, rendered, schema
 
 from cachespec.backends._json import Raw, dumps, object_text
-from cachespec.backends._profile import ANTHROPIC_ID, CHAT_ID, MISTRAL_ID, Api, IdRule, Profile, cannot
+from cachespec.backends._marks import MARK
+from cachespec.backends._profile import ANTHROPIC_ID, CHAT_ID, MISTRAL_ID, RESPONSES_ID, Api, IdRule, Profile, cannot
 from cachespec.backends._render import model_family, strict_schema
 from cachespec.backends.anthropic import VERSION, anthropic_profile
 from cachespec.backends.compatible import ROWS
@@ -284,6 +285,74 @@ def test_tool_ids_are_mapped_the_same_in_call_and_result() -> None:
     assert items[0]["call_id"] == items[1]["call_id"]
     assert len(items[0]["call_id"]) == 64
     assert body(LOCAL, request)["messages"][1]["tool_call_id"] == given
+
+
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
+FILE = {"type": "input_file", "file_id": "f"}
+
+
+def test_ids_in_a_vendors_own_parts_are_mapped_with_the_rest() -> None:
+    given = "functions.get_weather:0|" + "x" * 80
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": given, "name": "f", "input": {}}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": given, "content": [DOCUMENT]}]}
+    first, second = body(MESSAGES, ask(given=[call, result]))["messages"]
+    assert first["content"][0]["id"] == second["content"][0]["tool_use_id"] == ANTHROPIC_ID.apply(given) != given
+    assert second["content"][0]["content"] == [DOCUMENT]
+    answers = {"type": "function_call_output", "call_id": given, "output": [FILE]}
+    items = body(RESPONSES, ask(given=[{"type": "function_call", "call_id": given, "name": "f", "arguments": ""}, answers]))[
+        "input"
+    ]
+    assert items[0]["call_id"] == items[1]["call_id"] == RESPONSES_ID.apply(given) != given
+    custom = [{"type": "custom_tool_call", "id": "c", "call_id": given, "name": "f", "input": ""}]
+    custom.append({"type": "custom_tool_call_output", "call_id": given, "output": "x"})
+    items = body(RESPONSES, ask(given=custom))["input"]
+    assert (items[0]["id"], items[0]["call_id"]) == ("c", items[1]["call_id"]) == ("c", RESPONSES_ID.apply(given))
+    made = {"type": "custom", "id": given, "custom": {"name": "f", "input": ""}}
+    chat = [{"role": "assistant", "tool_calls": [made]}, {"role": "tool", "tool_call_id": given, "content": "x"}]
+    entry, answer = body(CHAT, ask(given=chat))["messages"]
+    assert entry["tool_calls"] == [made | {"id": answer["tool_call_id"]}]
+    server = [{"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}]
+    server.append({"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []})
+    assert body(MESSAGES, ask(given=[{"role": "assistant", "content": server}]))["messages"][0]["content"] == server
+
+
+def test_results_that_follow_each_other_become_one_message_whatever_is_in_them() -> None:
+    calls = [{"type": "tool_use", "id": name, "name": "f", "input": {}} for name in "abc"]
+    contents: list[Any] = ["r", [DOCUMENT], "r"]
+    results = [{"type": "tool_result", "tool_use_id": name, "content": c} for name, c in zip("abc", contents, strict=True)]
+    given = [{"role": "assistant", "content": calls}, *({"role": "user", "content": [result]} for result in results)]
+    sent = body(MESSAGES, ask(given=given))["messages"]
+    assert [message["role"] for message in sent] == ["assistant", "user"]
+    assert sent[1]["content"] == results
+
+
+@pytest.mark.parametrize(
+    ("profile", "result", "expected"),
+    [
+        (MESSAGES, {"type": "tool_result", "tool_use_id": "c", "content": [DOCUMENT]}, ["cache_control"]),
+        (RESPONSES, {"type": "function_call_output", "call_id": "c", "output": [FILE]}, ["output", 0]),
+        (RESPONSES, {"type": "custom_tool_call_output", "call_id": "c", "output": [FILE, FILE]}, ["output", 1]),
+        (RESPONSES, {"type": "custom_tool_call_output", "call_id": "c", "output": "x"}, ["output", 0]),
+    ],
+)
+def test_a_mark_comes_to_the_end_of_a_vendors_own_result(profile: Profile, result: dict[str, Any], expected: list[Any]) -> None:
+    given = [{"role": "user", "content": [result]}] if profile is MESSAGES else [result]
+    plan = Plan(backend="b", marks=(Mark(at="messages[0][0]", tokens=9, ttl=None),))
+    plain, marked = (rendered(profile, ask(given=given), p) for p in (PLAN, plan))
+    assert not plain.warnings + marked.warnings
+    sent = json.loads(marked.body)
+    (made,) = sent["messages"][0]["content"] if profile is MESSAGES else sent["input"]
+    key = MARK[profile.marks or "openai"]
+    inner = made if profile is MESSAGES else made["output"][expected[1]]
+    assert inner.pop(key)
+    assert made == (result | {"output": [{"type": "input_text", "text": "x"}]} if result.get("output") == "x" else result)
+
+
+def test_a_mark_of_the_callers_on_the_end_of_such_a_result_stays_his() -> None:
+    mark = {"mode": "explicit", "ttl": "12h"}
+    result = {"type": "function_call_output", "call_id": "c", "output": [FILE | {"prompt_cache_breakpoint": mark}]}
+    plan = Plan(backend="b", marks=(Mark(at="messages[0][0]", tokens=9, ttl="30m"),))
+    assert body(RESPONSES, ask(given=[result]), plan)["input"] == [result]
 
 
 @pytest.mark.parametrize("rule", [ANTHROPIC_ID, CHAT_ID, MISTRAL_ID])

@@ -105,6 +105,12 @@ class Renderer:
     def tool_id(self, given: str) -> str:
         return self.profile.tool_ids.apply(given)
 
+    def own_part(self, at: str, raw: Mapping[str, Any]) -> Body:
+        """A vendor's own part. The ids of calls in it are mapped as everywhere, so that results find their calls."""
+        part = self.raw(at, raw)
+        names = ("tool_use_id", "call_id", "id" if str(part.get("type")).endswith(("tool_use", "custom")) else "")
+        return part | {name: self.tool_id(part[name]) for name in names if isinstance(part.get(name), str)}
+
     def own_extra(self, extra: Mapping[str, Any] | None, known: Iterable[str], *, at: str | None = None) -> Body:
         """Of the fields that only one dialect knows, those that this one knows. The rest is no content: what it is to the
         model is said elsewhere. Where it is more than that (a tool's settings), `at` names the place for the warning."""

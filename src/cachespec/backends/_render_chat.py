@@ -122,7 +122,7 @@ def _assistant(r: Renderer, message: Message, named: list[tuple[str, Any]]) -> B
             if _replayed(r, part, at):
                 thoughts.append(part.text)
         elif isinstance(part, OpaquePart) and part.raw.get("type") == "custom":
-            calls.append({**r.raw(at, part.raw), "id": r.tool_id(str(part.raw.get("id", "")))})
+            calls.append(r.own_part(at, part.raw))
         else:
             content.append((at, part))
     if thoughts and r.profile.reasoning_field:
@@ -162,7 +162,7 @@ def _part(r: Renderer, at: str, part: TextPart | ImagePart | OpaquePart) -> Body
     if isinstance(part, ImagePart):
         image = {"url": data_url(part)} if part.detail is None else {"url": data_url(part), "detail": part.detail}
         return {"type": "image_url", "image_url": image, **r.mark(at, part.mark)}
-    return {**r.raw(at, part.raw), **r.mark(at, part.mark)}
+    return {**r.own_part(at, part.raw), **r.mark(at, part.mark)}
 
 
 def _tool(r: Renderer, tool: Tool, at: str) -> Body:

@@ -53,7 +53,7 @@ def _messages(r: Renderer) -> list[Body]:
         if message.name is not None:
             r.warn("the name of a message was left out: Messages has no field for it")
         blocks = _blocks(r, message, numbering.names(message))
-        results = message.role in ("tool", "user") and all(isinstance(part, ToolResultPart) for part in message.parts)
+        results = message.role in ("tool", "user") and all(map(_is_result, message.parts))
         if results and open_results is not None:
             open_results.extend(blocks)
             continue
@@ -63,6 +63,11 @@ def _messages(r: Renderer) -> list[Body]:
         out.append({"role": role, "content": blocks if results else _lone(blocks)})
         open_results = blocks if results else None
     return out
+
+
+def _is_result(part: object) -> bool:
+    """Whether a part is a tool's result; one with more in it than text and images is a part of Anthropic's own."""
+    return isinstance(part, ToolResultPart) or (isinstance(part, OpaquePart) and part.raw.get("type") == "tool_result")
 
 
 def _blocks(r: Renderer, message: Message, names: list[str]) -> list[Body]:
@@ -98,7 +103,7 @@ def _block(r: Renderer, at: str, part: object) -> Body | None:
         case ReasoningPart():
             return _reasoning(r, at, part)
         case OpaquePart():
-            return {**r.raw(at, part.raw), **r.mark(at, part.mark)}
+            return {**r.own_part(at, part.raw), **r.mark(at, part.mark)}
     raise TypeError(f"no part: {part!r}")  # pragma: no cover - `Part` has no other members
 
 

@@ -14,6 +14,7 @@ from cachespec.decision import Plan
 from cachespec.messages import ImagePart, Message, OpaquePart, ReasoningPart, TextPart, Tool, ToolCallPart, ToolResultPart
 from cachespec.request import Request, ResponseFormat
 
+_RESULTS = ("function_call_output", "custom_tool_call_output")
 _CALL_EXTRA = ("namespace", "caller")
 _TEXT_EXTRA = ("annotations",)
 _TOOL_EXTRA = ("allowed_callers", "defer_loading", "output_schema")
@@ -103,8 +104,18 @@ def _item(r: Renderer, at: str, part: ToolCallPart | ToolResultPart | ReasoningP
         return _result(r, at, part)
     if isinstance(part, ReasoningPart):
         return _reasoning(r, at, part)
-    r.unmarkable(at, part.mark)
-    return r.raw(at, part.raw)
+    return _own_item(r, at, part)
+
+
+def _own_item(r: Renderer, at: str, part: OpaquePart) -> Body:
+    item = r.own_part(at, part.raw)
+    output = item.get("output") if item.get("type") in _RESULTS else None
+    parts = [{"type": "input_text", "text": output}] if isinstance(output, str) else output or []
+    if not parts or not isinstance(parts[-1], dict):
+        r.unmarkable(at, part.mark)
+    elif mark := r.mark(at, part.mark):  # a mark on the result is a mark on its end, unless that has its own
+        item["output"] = [*parts[:-1], {**parts[-1], **mark, **parts[-1]}]
+    return item
 
 
 def _result(r: Renderer, at: str, part: ToolResultPart) -> Body:

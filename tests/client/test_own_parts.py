@@ -1,0 +1,60 @@
+"""Tool results with more in them than text and images, on the wire: they are results like all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.client.caching_support import Vendor, marks_of, text
+from tests.wire.cache_rules import CacheRules
+from tests.wire.server import WireServer
+
+from cachespec.testing import FakeClock
+
+pytestmark = pytest.mark.anyio
+TOOL = {"name": "look", "description": "Looks things up.", "input_schema": {"type": "object", "properties": {}}}
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": text(1500, "found ")}}
+FILE = {"type": "input_file", "filename": "x.txt", "file_data": f"data:text/plain,{text(1500)}"}
+
+
+@pytest.fixture
+def vendor(wire_server: WireServer) -> Iterator[Vendor]:
+    clock = FakeClock()
+    rules = CacheRules(lambda: clock.now)
+    wire_server.counts = rules
+    yield Vendor(wire_server, rules, clock)
+    wire_server.counts = None
+
+
+def conversation(api: str) -> list[dict[str, Any]]:
+    """A question, a call with an id that not every vendor takes, and its result."""
+    if api == "messages":
+        call: dict[str, Any] = {"type": "tool_use", "id": "functions.look:0", "name": "look", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "functions.look:0", "content": [DOCUMENT]}
+        return [
+            {"role": "user", "content": text(1500, "task ")},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ]
+    call = {"type": "function_call", "call_id": "functions.look:0" + "x" * 60, "name": "look", "arguments": "{}"}
+    answer = {"type": "function_call_output", "call_id": call["call_id"], "output": [FILE]}
+    return [{"role": "user", "content": text(1500, "task ")}, call, answer]
+
+
+@pytest.mark.parametrize(("model", "api"), [("claude-sonnet-5", "messages"), ("gpt-5.6-sol", "responses")])
+async def test_a_result_with_a_document_is_written_in_its_own_turn_and_read_in_the_next(
+    vendor: Vendor, model: str, api: str
+) -> None:
+    given = conversation(api)
+    async with vendor.client(model) as client:
+        first = await client.complete(messages=given, tools=[TOOL], max_output_tokens=50)
+        again: list[Any] = [*given, *([first.message] if api == "messages" else []), {"role": "user", "content": "Go on."}]
+        await client.complete(messages=again, tools=[TOOL], max_output_tokens=50)
+    place = "messages[2].content[0]" if api == "messages" else "input[2].output[0]"
+    assert place in [at for at, _ in marks_of(vendor.bodies[0])]
+    assert vendor.reads[1] > 2500
+    for sent in vendor.bodies:
+        call, answer = (sent["messages"][i]["content"][0] for i in (1, 2)) if api == "messages" else sent["input"][1:3]
+        ids = (call["id"], answer["tool_use_id"]) if api == "messages" else (call["call_id"], answer["call_id"])
+        assert ids[0] == ids[1] != "functions.look:0"
