@@ -15,6 +15,8 @@ from cachespec.events import TextDelta, ToolCallDelta
 NAMES = frozenset({"get_weather", "f"})
 ODD = '{"city" : "Zürich\\n\\u00e9",  "n": 1.50, "deep":{"a":[1,2, {}]}, "t":"</tool_call"}'
 
+TAGGED = '{"q": "a </tool_call>, \\\\", "</tool_call>": "\\"</tool_call><tool_call>\\""}'
+
 
 def run(form: ToolFormat, text: str, at: list[int]) -> tuple[str, list[tuple[str, str]], list[Piece]]:
     parser = form.parser(NAMES)
@@ -50,6 +52,24 @@ CASES = [
     (HERMES, "<tool_call>\nnot json\n</tool_call> and on", "<tool_call>\nnot json\n</tool_call> and on", []),
     (HERMES, '<tool_call>{"name": 1}</tool_call>', '<tool_call>{"name": 1}</tool_call>', []),
     (HERMES, "<tool_cal", "<tool_cal", []),
+    (HERMES, f"<tool_call>\n{call(TAGGED)}\n</tool_call> ", "", [("get_weather", TAGGED)]),
+    (HERMES, f"<tool_call>{call(TAGGED)}", "", [("get_weather", TAGGED)]),
+    (
+        HERMES,
+        f"<tool_call>{call(TAGGED)}</tool_call><tool_call>{call(TAGGED, 'f')}</tool_call>",
+        "",
+        [("get_weather", TAGGED), ("f", TAGGED)],
+    ),
+    # A string that is never closed takes neither the text nor the calls behind it along.
+    (HERMES, '<tool_call>{"a</tool_call> and on', '<tool_call>{"a</tool_call> and on', []),
+    (
+        HERMES,
+        f'<tool_call>{{"name": "f</tool_call>\n<tool_call>{call(ODD)}</tool_call>',
+        '<tool_call>{"name": "f</tool_call>',
+        [("get_weather", ODD)],
+    ),
+    (HERMES, f'<tool_call>"</tool_call><tool_call>{call(TAGGED)}', '<tool_call>"</tool_call>', [("get_weather", TAGGED)]),
+    (HERMES, '<tool_call>{"a": "</tool_call>"} x</tool_call>.', '<tool_call>{"a": "</tool_call>"} x</tool_call>.', []),
     (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
     (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", [("f", '{"a": 1}')]),
     (HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
@@ -90,6 +110,16 @@ def test_text_without_calls_comes_through_unchanged(text: str) -> None:
         if "tool_call" in text or "TOOL" in text or "python" in text:
             continue
         assert run(form, text, [3, 9, 20])[0] == text
+
+
+def test_broken_calls_are_not_kept_back() -> None:
+    parser = HERMES.parser(NAMES)
+    assert parser.push('<tool_call>{"a": "</tool_call>') == []  # a string is open: it may go on
+    assert parser.push('"} no call</tool_call>') == [
+        TextDelta('<tool_call>{"a": "</tool_call>'),
+        TextDelta('"} no call</tool_call>'),
+    ]
+    assert parser.push("<tool_call>no</tool_call>") == [TextDelta("<tool_call>no</tool_call>")]
 
 
 def test_plain_text() -> None:

@@ -77,7 +77,10 @@ class PlainText:
 
 
 class _Tagged:
-    """Calls between tags. White space around a call belongs to the format: templates write it back themselves."""
+    """Calls between tags. White space around a call belongs to the format: templates write it back themselves.
+
+    A closing tag inside a string of the call is text of that string, unless there is no call with it so.
+    """
 
     _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -85,49 +88,88 @@ class _Tagged:
         self.calls = 0
         self._buffer = ""
         self._inside = False
-        self._searched = 0  # no closing tag begins before here
+        self._begin()
+
+    def _begin(self) -> None:
+        self._searched = 0  # no closing tag begins before here that was not looked at
+        self._strings = _Strings()
+        self._doubtful: int | None = None  # the first closing tag that is in a string
 
     def push(self, text: str) -> list[Piece]:
-        found: list[Piece] = []
         self._buffer += text
+        return self._take(ended=False)
+
+    def finish(self) -> list[Piece]:
+        found = self._take(ended=True)
+        rest, self._buffer = self._buffer, ""
+        if self.calls and not rest.strip(_SPACE):
+            return found
+        return found + self._text(rest)
+
+    def _take(self, *, ended: bool) -> list[Piece]:
+        found: list[Piece] = []
         while True:
             if self._inside:
-                end = self._buffer.find(self._CLOSE, self._searched)
-                if end < 0:
-                    self._searched = max(0, len(self._buffer) - len(self._CLOSE) + 1)
+                piece = self._call(ended)
+                if piece is None:
                     return found
-                found += self._call(self._buffer[:end], self._CLOSE)
-                self._buffer = self._buffer[end + len(self._CLOSE) :]
-                self._inside = False
+                found.append(piece)
                 continue
             start = self._buffer.find(self._OPEN)
             if start >= 0:
                 found += self._text(self._buffer[:start].rstrip(_SPACE))
                 self._buffer = self._buffer[start + len(self._OPEN) :]
-                self._inside, self._searched = True, 0
+                self._inside = True
+                self._begin()
                 continue
             shown = self._buffer[: len(self._buffer) - overlap(self._buffer, self._OPEN)].rstrip(_SPACE)
             found += self._text(shown)
             self._buffer = self._buffer[len(shown) :]
             return found
 
-    def finish(self) -> list[Piece]:
-        rest, self._buffer = self._buffer, ""
-        if self._inside:
-            return self._call(rest, "")
-        if self.calls and not rest.strip(_SPACE):
-            return []
-        return self._text(rest)
-
     def _text(self, text: str) -> list[Piece]:
         return [TextDelta(text)] if text else []
 
-    def _call(self, body: str, close: str) -> list[Piece]:
-        call = read_call(body.strip(_SPACE))
+    def _call(self, ended: bool) -> Piece | None:
+        """The call that the buffer begins with, or what is none as the text it is; None: it may go on."""
+        while True:
+            end = self._buffer.find(self._CLOSE, self._searched)
+            if end < 0 and not ended:
+                self._searched = max(self._searched, len(self._buffer) - len(self._CLOSE) + 1)
+                return None
+            if end < 0 or not self._strings.open_at(self._buffer, end):
+                break
+            self._doubtful = end if self._doubtful is None else self._doubtful
+            self._searched = end + len(self._CLOSE)
+        end = len(self._buffer) if end < 0 else end  # the closing tag may have been cut off
+        call = read_call(self._buffer[:end].strip(_SPACE))
+        if call is None and self._doubtful is not None:
+            end = self._doubtful
+        body, self._buffer = self._buffer[:end], self._buffer[end:]
+        close = self._CLOSE if self._buffer else ""
+        self._buffer, self._inside = self._buffer[len(close) :], False
         if call is None:
-            return [TextDelta(self._OPEN + body + close)]
+            return TextDelta(self._OPEN + body + close)
         self.calls += 1
-        return [ToolCallDelta(self.calls - 1, f"call_{uuid4().hex[:24]}", *call)]
+        return ToolCallDelta(self.calls - 1, f"call_{uuid4().hex[:24]}", *call)
+
+
+class _Strings:
+    """Where strings begin and end in a JSON text that is still growing."""
+
+    _BEGIN, _END = re.compile('"'), re.compile(r'\\.|"', re.DOTALL)
+
+    def __init__(self) -> None:
+        self._at, self._open = 0, False
+
+    def open_at(self, text: str, at: int) -> bool:
+        """Whether a string is open there: never before where this was asked last."""
+        while match := (self._END if self._open else self._BEGIN).search(text, self._at, at):
+            self._at = match.end()
+            if match[0] == '"':
+                self._open = not self._open
+        self._at = max(self._at, at - 1)  # the last may be half an escape
+        return self._open
 
 
 class _Trailing:
