@@ -355,6 +355,23 @@ def test_a_mark_of_the_callers_on_the_end_of_such_a_result_stays_his() -> None:
     assert body(RESPONSES, ask(given=[result]), plan)["input"] == [result]
 
 
+def test_an_empty_text_is_not_sent_to_anthropic_wherever_it_stands() -> None:
+    empty, said = {"type": "text", "text": ""}, {"type": "text", "text": "x"}
+    picture = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    blank = TextPart(text="")
+    for given, expected in (([empty, said], "x"), ([empty, picture, empty], [picture]), ([empty, DOCUMENT], [DOCUMENT])):
+        result = {"type": "tool_result", "tool_use_id": "c", "content": given}
+        request = ask(given=[{"role": "user", "content": [result, empty]}], system=(blank, TextPart(text="s"), blank))
+        sent = body(MESSAGES, request)
+        assert sent["system"] == "s"
+        assert sent["messages"][0]["content"] == [result | {"content": expected}]
+    alone = ask(given=[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [empty, empty]}]}])
+    assert body(MESSAGES, alone)["messages"][0]["content"][0]["content"] == ""
+    # Two texts stay two, so that what the model reads does not change.
+    two = body(MESSAGES, ask(system=(TextPart(text="a"), blank, TextPart(text="b"))))
+    assert [part["text"] for part in two["system"]] == ["a", "b"]
+
+
 @pytest.mark.parametrize("rule", [ANTHROPIC_ID, CHAT_ID, MISTRAL_ID])
 def test_ids_that_are_allowed_stay_and_others_do_not_collide(rule: IdRule) -> None:
     assert rule.apply("a1B2c3D4e") == "a1B2c3D4e"

@@ -42,6 +42,20 @@ def conversation(api: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text(1500, "task ")}, call, answer]
 
 
+async def test_empty_texts_of_a_system_and_of_results_are_not_sent_and_marks_keep_their_places(vendor: Vendor) -> None:
+    empty = {"type": "text", "text": ""}
+    given = conversation("messages")
+    given[2]["content"][0]["content"] = [empty, {"type": "text", "text": text(1500, "found ")}, empty]
+    async with vendor.client("claude-sonnet-5") as client:
+        done = await client.complete(messages=given, system=["", text(1500), ""], tools=[TOOL], max_output_tokens=50)
+    sent = vendor.bodies[-1]
+    assert [block["text"] for block in sent["system"]] == [text(1500)]
+    assert sent["messages"][2]["content"][0]["content"] == text(1500, "found ")
+    assert [at for at, _ in marks_of(sent)] == ["system[0]", "messages[2].content[0]"]
+    assert done.decision.plan is not None
+    assert [mark.at for mark in done.decision.plan.marks] == ["system[1]", "messages[2][0]"]
+
+
 @pytest.mark.parametrize(("model", "api"), [("claude-sonnet-5", "messages"), ("gpt-5.6-sol", "responses")])
 async def test_a_result_with_a_document_is_written_in_its_own_turn_and_read_in_the_next(
     vendor: Vendor, model: str, api: str

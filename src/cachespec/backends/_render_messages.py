@@ -30,7 +30,7 @@ def render_messages(profile: Profile, request: Request, plan: Plan, *, model: st
         body["tools"] = [_tool(r, tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
     _tool_choice(r, body)
     if request.system:
-        body["system"] = _lone([_block(r, f"system[{i}]", part) for i, part in enumerate(request.system)])
+        body["system"] = _lone(_full([_block(r, f"system[{i}]", part) for i, part in enumerate(request.system)]))
     body["messages"] = _messages(r)
     for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
         if (value := r.wants(name)) is not None:
@@ -71,11 +71,14 @@ def _is_result(part: object) -> bool:
 
 
 def _blocks(r: Renderer, message: Message, names: list[str]) -> list[Body]:
-    blocks = [_block(r, at, part) for at, part in zip(names, message.parts, strict=True)]
+    return _full([_block(r, at, part) for at, part in zip(names, message.parts, strict=True)])
+
+
+def _full(blocks: list[Body | None]) -> list[Body]:
+    """The blocks without empty texts, which say nothing, and which the API refuses; one where that is all there is."""
     given = [block for block in blocks if block is not None]
-    # An empty text beside other blocks says nothing, and the API refuses it.
     full = [block for block in given if block.get("text") != "" or block.get("type") != "text" or "cache_control" in block]
-    return full or given
+    return full or given[:1]
 
 
 def _lone(blocks: list[Any]) -> str | list[Body]:
@@ -103,7 +106,10 @@ def _block(r: Renderer, at: str, part: object) -> Body | None:
         case ReasoningPart():
             return _reasoning(r, at, part)
         case OpaquePart():
-            return {**r.own_part(at, part.raw), **r.mark(at, part.mark)}
+            own = {**r.own_part(at, part.raw), **r.mark(at, part.mark)}
+            if own.get("type") == "tool_result" and isinstance(own.get("content"), list):
+                own["content"] = _full(own["content"])
+            return own
     raise TypeError(f"no part: {part!r}")  # pragma: no cover - `Part` has no other members
 
 
@@ -119,7 +125,7 @@ def _input(r: Renderer, at: str, part: ToolCallPart) -> Raw:
 
 
 def _result(r: Renderer, at: str, part: ToolResultPart) -> Body:
-    content = [_block(r, f"{at}.content[{i}]", item) for i, item in enumerate(part.content)]
+    content = _full([_block(r, f"{at}.content[{i}]", item) for i, item in enumerate(part.content)])
     result: Body = {"type": "tool_result", "tool_use_id": r.tool_id(part.id)}
     if content:
         result["content"] = _lone(content)
