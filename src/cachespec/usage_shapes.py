@@ -48,7 +48,7 @@ def usage_to(api: str, usage: Usage) -> dict[str, Any]:
     kept. None of the shapes has drafted and accepted tokens. Besides, what a shape cannot express:
 
     - chat: a lifetime other than ``"30m"`` (writes come back as that).
-    - chat, gemini: searches; messages: media; responses, converse, cohere: all that is `apart`. Nobody: `requests`.
+    - chat, gemini: searches; messages, responses: media; converse, cohere: all that is `apart`. Nobody: `requests`.
     - responses: a lifetime other than ``"30m"`` and ``"12h"`` (comes back as ``"30m"``).
     - messages, converse: a lifetime other than ``"5m"`` and ``"1h"`` (comes back as ``"unspecified"``); converse: reasoning.
     - gemini: writes (they come back as uncached). cohere: reads, writes (both come back as uncached) and reasoning.
@@ -211,7 +211,10 @@ def usage_to_chat(usage: Usage) -> dict[str, Any]:
 
 
 def usage_from_responses(payload: Mapping[str, Any]) -> Usage:
-    """OpenAI Responses. Written tokens that the lifetime split does not cover are ``"30m"``."""
+    """OpenAI Responses. Written tokens that the lifetime split does not cover are ``"30m"``.
+
+    The response's `tool_usage` may be in it, from beside it: there are the searches.
+    """
     fields = _Fields(payload)
     details = fields.inside("input_tokens_details")
     split = details.inside("cache_write_tokens_details")
@@ -232,7 +235,9 @@ def usage_from_responses(payload: Mapping[str, Any]) -> Usage:
     output = fields.count("output_tokens")
     reasoning = fields.inside("output_tokens_details").count("reasoning_tokens")
     _part_of(reasoning, output, part_field="output_tokens_details.reasoning_tokens", total_field="output_tokens")
-    return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning)
+    searches = fields.inside("tool_usage").inside("web_search").count("num_requests")
+    apart = _named({WEB_SEARCH: searches}) or None
+    return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning, apart=apart)
 
 
 def usage_to_responses(usage: Usage) -> dict[str, Any]:
@@ -241,7 +246,11 @@ def usage_to_responses(usage: Usage) -> dict[str, Any]:
     if usage.written:
         long = (usage.cache_write or {}).get("12h", 0)
         details["cache_write_tokens_details"] = {"ttl_30m_tokens": usage.written - long, "ttl_12h_tokens": long}
-    return _inclusive_object(usage, details, ("input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details"))
+    names = ("input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details")
+    result = _inclusive_object(usage, details, names)
+    if usage.apart and usage.apart.get(WEB_SEARCH):
+        result["tool_usage"] = {"web_search": {"num_requests": usage.apart[WEB_SEARCH]}}
+    return result
 
 
 def _inclusive_object(usage: Usage, details: Mapping[str, Any], names: tuple[str, str, str, str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 from tests.backends.raw_server import RawServer, answer
 
 from cachespec.backends.anthropic import AnthropicBackend
+from cachespec.backends.openai import OpenAIBackend
 from cachespec.client import Client
 from cachespec.errors import BudgetExceededError, StreamInterruptedError
 from cachespec.pricing import hosted_rates
@@ -137,3 +138,35 @@ async def test_the_requests_of_one_answer_are_priced_each_by_its_size() -> None:
     assert done.usage is not None
     assert done.usage.input_tokens == 120_000
     assert (done.cost, done.estimated) == (2 * (Decimal("0.006") + Decimal("0.0000025")), False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted", "cost", "estimated"),
+    [
+        ("web_search_call", {"web_search": {"num_requests": 2}}, "0.02", False),
+        ("web_search_call", {"web_search": {"num_requests": 0}}, "0", False),  # a page was opened, which is free
+        ("web_search_call", None, "0", True),
+        ("file_search_call", {"web_search": {"num_requests": 0}}, "0", True),
+        ("function_call", None, "0", False),
+    ],
+)
+async def test_what_tools_at_openai_cost_is_priced_or_told_as_an_estimate(
+    kind: str, counted: Any, cost: str, estimated: bool
+) -> None:
+    usage = {"input_tokens": 0, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 0}
+    item = {"type": kind, "id": "i", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"}
+    response = {
+        "id": "r",
+        "object": "response",
+        "status": "completed",
+        "model": "gpt-5.6-terra",
+        "output": [item],
+        "usage": usage,
+    }
+    end = {"type": "response.completed", "response": {**response, "tool_usage": counted}}
+    with server({"type": "response.created", "response": {**response, "output": [], "usage": None}}, end) as wire:
+        backend = OpenAIBackend(name="b", model="gpt-5.6-terra", api_key="k", base_url=f"{wire.url}/v1")
+        backend.rates = hosted_rates("openai", "gpt-5.6-terra")
+        async with Client(backends={"b": backend}) as client:
+            done = await client.complete("Hi")
+    assert (done.cost, done.estimated) == (Decimal(cost), estimated)

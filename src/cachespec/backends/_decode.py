@@ -367,9 +367,17 @@ def merged_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[s
 
 
 def billing_facts(said: Object) -> dict[str, str] | None:
-    """What the price depends on besides the usage, as the answer says it. ``auto`` is a wish, not a tier."""
+    """What the price depends on besides the usage, as the answer says it. ``auto`` is a wish, not a tier.
+
+    `tools` are those of its items that OpenAI bills by themselves, and of which it does not say how much they were used.
+    """
     facts = {key: said[key] for key in BILLING if text_or_none(said.get(key)) and said[key] != "auto"}
-    return facts or None
+    billed = _BILLED if isinstance(said.get("tool_usage"), dict) else (*_BILLED, "web_search_call")
+    tools = dict.fromkeys(item["type"] for item in said.get("output") or () if item.get("type") in billed)
+    return {**facts, "tools": ", ".join(tools)} if tools else facts or None
+
+
+_BILLED = ("file_search_call", "code_interpreter_call", "image_generation_call")
 
 
 def _excerpt(value: object) -> str:

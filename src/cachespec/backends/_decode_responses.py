@@ -200,7 +200,7 @@ class ResponsesDecoder(EventDecoder):
                 self._whole_item(item, index, out)
         if self._nameless:
             raise self.malformed("a tool call without a name")
-        self.usage(response.get("usage"), out)
+        self.usage(_counts(response), out)
         self._diagnosed(response.get("prompt_cache_diagnostics"), out)
         return response
 
@@ -228,7 +228,7 @@ class ResponsesDecoder(EventDecoder):
     def _failed(self, event: Object, out: list[Event]) -> None:
         response = event["response"]
         self._note(response, out)
-        self.usage(response.get("usage"), out)
+        self.usage(_counts(response), out)
         raise self.fault(response.get("error") or {"message": "the response failed, the server did not say why"})
 
     def _error(self, event: Object, out: list[Event]) -> None:
@@ -250,6 +250,12 @@ class ResponsesDecoder(EventDecoder):
         "response.failed": _failed,
         "error": _error,
     }
+
+
+def _counts(response: Object) -> object:
+    """The response's usage, and what it says beside it of the tools that it ran."""
+    usage, tools = response.get("usage"), response.get("tool_usage")
+    return {**usage, "tool_usage": tools} if isinstance(usage, dict) and isinstance(tools, dict) else usage
 
 
 def _keys(place: int | None, item: Object, item_id: object = None) -> list[tuple[int | None, str]]:
