@@ -88,7 +88,12 @@ def test_without_a_slot_there_is_no_mark() -> None:
     assert [reason.code for reason in reasons] == ["mark_limit"]
 
 
-def test_a_free_anchor_is_added_only_where_it_is_warm() -> None:
-    cold, warm = places(12, anchor=3), places(12, anchor=3, readable=8)
-    assert [spot.place for spot in legal_marks([], [cold.spot(9, "5m")], cold, CLAUDE)[0]] == [9]
-    assert [spot.place for spot in legal_marks([], [warm.spot(9, "5m")], warm, CLAUDE)[0]] == [3, 9]
+def test_an_anchor_is_added_where_a_slot_is_free_since_it_costs_nothing() -> None:
+    for readable in (None, 8):
+        where = places(12, anchor=3, readable=readable)
+        assert [spot.place for spot in legal_marks([], [where.spot(9, "5m")], where, CLAUDE)[0]] == [3, 9]
+        before = [where.spot(2, "5m"), where.spot(9, "5m")]
+        assert [spot.place for spot in legal_marks([], before, where, CLAUDE)[0]] == [2, 9]
+        full = [where.spot(i, "5m") for i in (6, 7, 8, 9)]
+        assert [spot.place for spot in legal_marks([], full, where, CLAUDE)[0]] == [6, 7, 8, 9]
+        assert legal_marks([], [], where, CLAUDE)[0] == []

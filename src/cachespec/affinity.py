@@ -51,7 +51,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A request with what its session has set, the backend that answered before, and what it changes nevertheless.
+    """A request with what its session has set, the backend that answered before, and what it changes nevertheless (`changed`,
+    each as ``name: before became after``).
 
     `tool_loop`: it holds results, not answered yet, of tools that `previous_backend` called. `previous_response` is the
     vendor's id of the session's last answer there. `holder` keeps what a body that was given names, where that is known.
@@ -266,7 +267,7 @@ def _filled(given: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[s
 
 
 def _change(name: str, before: object, after: object) -> list[str]:
-    return [] if before == after else [f"{name}: {_said(before)} became {_said(after)}; what was cached before is not read"]
+    return [] if before == after else [f"{name}: {_said(before)} became {_said(after)}"]
 
 
 def _said(value: object) -> str:

@@ -97,7 +97,7 @@ class Caching:
     def _cold(self, planned: Planned) -> list[tuple[bytes, bytes]]:
         """What a request will write, shortest prefix first: the marks beyond what is believed readable."""
         warm = {planned.places.keys[place] for place, entry in planned.found if entry.live(self._at(planned))}
-        return [(planned.scope, spot.key) for spot in self._written(planned) if spot.key not in warm]
+        return [planned.filed(spot.key) for spot in self._written(planned) if spot.key not in warm]
 
     @staticmethod
     def _at(planned: Planned) -> float:
@@ -121,12 +121,12 @@ class Caching:
         sent.began = True
         planned = sent.planned
         for spot in self._written(planned):
-            old = self.warmth.get(planned.scope, spot.key)
+            old = self.warmth.get(*planned.filed(spot.key))
             if old is not None and old.live(sent.start):
                 entry = replace(old, expires_at=max(old.expires_at, sent.start + seconds_of(planned, old.ttl)))
             else:
                 entry = Entry(spot.ttl, spot.tokens, now, sent.start + seconds_of(planned, spot.ttl))
-            self.warmth.put(planned.scope, spot.key, entry)
+            self.warmth.put(*planned.filed(spot.key), entry)
         if sent.lead is not None:
             sent.lead.release()
 
@@ -186,7 +186,7 @@ class Caching:
             return
         confirmed = None
         for key, planned_on in live:
-            entry = self.warmth.get(planned.scope, key) or planned_on  # others may have told of it meanwhile
+            entry = self.warmth.get(*planned.filed(key)) or planned_on  # others may have told of it meanwhile
             if read and entry.tokens <= read + _tolerance(entry, read):
                 confirmed = key
                 self._renew(sent, key, entry)
@@ -195,32 +195,32 @@ class Caching:
         if read and confirmed is None:
             self._someone_wrote(sent, read)
         for spot in spots:
-            made = self.warmth.get(planned.scope, spot.key)
+            made = self.warmth.get(*planned.filed(spot.key))
             if made is None or spot.tokens <= read:
                 continue
             if written == 0 and spot.tokens > read + _tolerance(made, read):
                 self._drop(sent, spot.key)
             else:
-                self.warmth.put(planned.scope, spot.key, replace(made, sure=1.0 if written else 0.9))
-        if marked and written is not None and spots and (last := self.warmth.get(planned.scope, spots[-1].key)) is not None:
+                self.warmth.put(*planned.filed(spot.key), replace(made, sure=1.0 if written else 0.9))
+        if marked and written is not None and spots and (last := self.warmth.get(*planned.filed(spots[-1].key))) is not None:
             whole = replace(last, tokens=read + written, exact=True, sure=1.0)
-            self.warmth.put(planned.scope, spots[-1].key, whole)
+            self.warmth.put(*planned.filed(spots[-1].key), whole)
 
     def _doubt(self, planned: Planned, key: bytes) -> None:
-        entry = self.warmth.get(planned.scope, key)
+        entry = self.warmth.get(*planned.filed(key))
         if entry is not None:
-            self.warmth.put(planned.scope, key, replace(entry, sure=entry.sure * 0.7))
+            self.warmth.put(*planned.filed(key), replace(entry, sure=entry.sure * 0.7))
 
     def _drop(self, sent: Sent, key: bytes) -> None:
         """It was not there for this request: forget it, unless one that began later has written or read it."""
-        entry = self.warmth.get(sent.planned.scope, key)
+        entry = self.warmth.get(*sent.planned.filed(key))
         if entry is not None and entry.expires_at <= sent.start + seconds_of(sent.planned, entry.ttl):
-            self.warmth.drop(sent.planned.scope, key)
+            self.warmth.drop(*sent.planned.filed(key))
 
     def _renew(self, sent: Sent, key: bytes, entry: Entry) -> None:
         """It was read: it lives on from the start of this request."""
         until = max(entry.expires_at, sent.start + seconds_of(sent.planned, entry.ttl))
-        self.warmth.put(sent.planned.scope, key, replace(entry, expires_at=until, sure=1.0))
+        self.warmth.put(*sent.planned.filed(key), replace(entry, expires_at=until, sure=1.0))
 
     def _someone_wrote(self, sent: Sent, read: int) -> None:
         """Something was read that we knew nothing of: an entry of that length, at the place that fits it best."""
@@ -232,9 +232,9 @@ class Caching:
         key, tokens = planned.places.keys[place], prefixes[place].tokens
         if abs(tokens - read) > 0.1 * read:
             return
-        known = self.warmth.get(planned.scope, key)
+        known = self.warmth.get(*planned.filed(key))
         ttl = planned.cache.terms.lifetimes[0].name if known is None else known.ttl
-        self.warmth.put(planned.scope, key, Entry(ttl, tokens, sent.start, sent.start + seconds_of(planned, ttl), 1.0))
+        self.warmth.put(*planned.filed(key), Entry(ttl, tokens, sent.start, sent.start + seconds_of(planned, ttl), 1.0))
 
     # -- the alarm
 

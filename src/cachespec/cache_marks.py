@@ -139,10 +139,10 @@ def _reaching(mine: list[Spot], callers: Sequence[Spot], places: Places, terms: 
 
 
 def _anchored(mine: list[Spot], callers: Sequence[Spot], places: Places, terms: CacheTerms, room: int) -> list[Spot]:
-    """With a mark at the end of tools and system where a slot is free and it is believed cached anyway: it costs nothing, and
-    is read should the deeper entry be gone."""
-    place, readable = places.anchor, places.readable
-    if place is None or readable is None or readable < place or len(mine) >= room:
+    """With a mark at the end of tools and system where a slot is free: it costs nothing, for a deeper mark has them written, or
+    they are cached, and it is read should the deeper entry be gone, or the messages be cached for other parameters."""
+    place = places.anchor
+    if place is None or len(mine) >= room:
         return mine
     added = places.spot(place, mine[0].ttl)
     if added.tokens < terms.minimum or any(spot.index <= added.index for spot in (*callers, *mine)):

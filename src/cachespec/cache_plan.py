@@ -39,7 +39,8 @@ class Planned:
 
     `cache` None: nothing is planned or learned for this backend. `spots` are where entries will be: all marks, the caller's
     too, and what the model keeps by itself. `found` are the entries known of this prompt, by place; `read` is the one that will
-    be read. `route` is the shared prefix that the key stands for.
+    be read. `scope` and `later` are what entries before the messages, and in them, are filed under. `route` is the shared
+    prefix that the key stands for.
     """
 
     plan: Plan
@@ -53,6 +54,7 @@ class Planned:
     ask: CacheAsk | None = None
     choice: CachePlan = field(default_factory=CachePlan)
     scope: bytes = b""
+    later: bytes = b""
     layout: Layout | None = None
     spots: Sequence[Spot] = ()
     found: tuple[tuple[int, Entry], ...] = ()
@@ -68,6 +70,11 @@ class Planned:
         if self.cache.control != "routing" and not self.spots:
             return ()  # nothing is marked, and nothing is kept that is not
         return self.cache.terms.lifetimes
+
+    def filed(self, key: bytes) -> tuple[bytes, bytes]:
+        """What the entry of a prefix is filed under: a request may share tools and system with others, and no message."""
+        places = self.places
+        return self.scope if key in places.keys[: places.head] else self.later, key
 
     @property
     def places(self) -> Layout:
@@ -101,7 +108,7 @@ class CachePlanner:
         Raises ConfigError where the policy fails or chooses what there is not.
         """
         request, capabilities = prompt.request, backend.capabilities
-        reasons = tuple(Reason("params_changed", text) for text in changed)
+        reasons = _changes(changed, capabilities.caching)
         if capabilities.caching is None:
             plan = _passed(backend, request, ignored, reasons)
             name = _tokenizer(backend)
@@ -206,6 +213,7 @@ class _Planning:
             ask=ask,
             choice=choice,
             scope=view.scope,
+            later=view.later,
             layout=view.layout,
             spots=(*spots, *view.last(spots)) if by_itself else spots,
             found=tuple(view.found),
@@ -302,6 +310,19 @@ class _Planning:
         own = self.given.get("prompt_cache_options")
         explicit = explicit or (isinstance(own, Mapping) and own.get("mode") == "explicit")
         return self.cache.control == "breakpoints" and self.cache.terms.implicit is not None and not explicit
+
+
+def _changes(changed: tuple[str, ...], cache: PromptCache | None) -> tuple[Reason, ...]:
+    """What a session changes, as far as it matters to a cache, and how much of it is read all the same."""
+    reasons = []
+    for text in changed:
+        name = text.partition(":")[0]
+        if cache is None or name not in cache.never:
+            read = (
+                "only tools and system are read of what" if cache is not None and name in cache.late else "nothing is read that"
+            )
+            reasons.append(Reason("params_changed", f"{text}; {read} was cached before"))
+    return tuple(reasons)
 
 
 def _tokenizer(backend: Backend) -> str:

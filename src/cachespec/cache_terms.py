@@ -33,6 +33,9 @@ class PromptCache:
             marked, prefixes are cached by themselves, a request has a key and a retention.
         api: the protocol, which says what may carry a mark.
         keys: what a `prompt_cache_key` does: ``partition`` (a cache of its own for each key) or ``route`` (which machine).
+        late: what enters a cache's key from the messages on, so that tools and system are read whatever it is: ``tool_choice``,
+            ``images`` (whether there are any).
+        never: what enters it nowhere.
         isolation: what keeps two tenants' entries apart when no key does, for a person; empty where keys do it.
         priced: which models cache is told by the price list only: those that have a price for reading.
     """
@@ -41,6 +44,8 @@ class PromptCache:
     control: Control
     api: Literal["messages", "responses", "chat"]
     keys: Literal["partition", "route"] | None = None
+    late: frozenset[str] = frozenset()
+    never: frozenset[str] = frozenset()
     isolation: str = ""
     priced: bool = False
 
@@ -51,6 +56,8 @@ class _Row:
     terms: CacheTerms
     control: Control
     keys: Literal["partition", "route"] | None = None
+    late: frozenset[str] = frozenset()
+    never: frozenset[str] = frozenset()
     isolation: str = ""
     priced: bool = False
 
@@ -64,12 +71,13 @@ _ANTHROPIC = CacheTerms(
     source="Anthropic, prompt caching guide",
     date=_DATE,
 )
+_LATE = frozenset({"tool_choice", "images"})  # the guide's table of what invalidates what
 _WORKSPACE = "Anthropic keeps caches apart by workspace only: tenants of one workspace share entries"
 
 
 def _anthropic(models: str, minimum: int, *, read: float = 0.1, source: str = "Anthropic, list of minimum lengths") -> _Row:
     terms = replace(_ANTHROPIC, minimum=minimum, read=read, source=f"{_ANTHROPIC.source}; {source}")
-    return _Row(models=models, terms=terms, control="blocks", isolation=_WORKSPACE)
+    return _Row(models=models, terms=terms, control="blocks", late=_LATE, isolation=_WORKSPACE)
 
 
 _NOT_LISTED = "minimum not listed for this model, taken from its siblings"
@@ -116,16 +124,17 @@ _ONLY_A_DAY = replace(
     source="OpenAI, prompt caching guide (gpt-5.5: some 30 minutes, up to a day; boundaries every 2,048 tokens)",
 )
 _ONLY_MEMORY = replace(_AUTOMATIC, lifetimes=_AUTOMATIC.lifetimes[:1])
+_NEVER = frozenset({"tool_choice"})  # the guide's list of what a prefix must have in common has only `parallel_tool_calls`
 _ORGANISATION = "this model's cache is one for the whole organisation: a key only says which machine"
 
 
 def _marked(models: str, read: float = 0.1) -> _Row:
-    return _Row(models=models, terms=replace(_MARKED, read=read), control="breakpoints", keys="partition")
+    return _Row(models=models, terms=replace(_MARKED, read=read), control="breakpoints", keys="partition", never=_NEVER)
 
 
 def _automatic(models: str, terms: CacheTerms, read: float = 0.1) -> _Row:
     row = replace(terms, read=read)
-    return _Row(models=models, terms=row, control="routing", keys="route", isolation=_ORGANISATION)
+    return _Row(models=models, terms=row, control="routing", keys="route", never=_NEVER, isolation=_ORGANISATION)
 
 
 OPENAI: tuple[_Row, ...] = (
@@ -173,6 +182,8 @@ def prompt_cache(vendor: str, api: Literal["messages", "responses", "chat"], mod
                 control=row.control,
                 api=api,
                 keys=row.keys,
+                late=row.late,
+                never=row.never,
                 isolation=row.isolation,
                 priced=row.priced,
             )

@@ -42,7 +42,8 @@ class View:
         given: the caller's own fields that steer a cache, as they will be sent.
         key: the `prompt_cache_key` that says in which cache, or on which machine, to look; None: there is none.
         basis: the digest of the shared prefix that a routing key stands for; None where keys do not route.
-        scope: what `found`, the entries known of this prompt by place, are filed under.
+        scope, later: what `found`, the entries known of this prompt by place, are filed under: those before the messages, and
+            those in them.
         prefixes: the places, with what is live at each; the last is of kind ``end`` where it ends the prompt.
     """
 
@@ -73,9 +74,11 @@ class View:
         elif cache.keys == "partition" and key is None:
             key = keys.partition(ask.tenant)
         self.key = key if isinstance(key, str) else None
-        other = _other_fields(self.request, backend.name)
-        self.scope = scope_of(backend.name, backend.model, self.key or "", other, target)
-        found = warmth.look(self.scope, self.layout.keys, head=self.layout.head, most=_DEEPEST)
+        other, late = _entering(prompt, backend.name, vendor, cache)
+        names = backend.name, backend.model, self.key or "", other, target
+        self.scope = scope_of(*names)
+        self.later = scope_of(*names, late) if late else self.scope
+        found = warmth.look(self.scope, layout.keys, head=layout.head, most=_DEEPEST, later=self.later)
         # What is ready later than now was made before the clock was set back: nobody knows how old it is.
         self.found = [pair for pair in found if pair[1].ready_at <= ask.now + _SET_BACK_S]
         self.prefixes = self._prefixes()
@@ -221,17 +224,34 @@ def _given(request: Request, backend: str, vendor: str) -> Mapping[str, Any]:
     return {key: fields[key] for key in CACHE_FIELDS if key in fields}
 
 
-def _other_fields(request: Request, backend: str) -> str:
-    """The caller's other fields of the body: some are part of what is cached (speed, verbosity), so all tell entries apart."""
-    if not request.extra and not request.passthrough:
-        return ""
-    given = (*request.passthrough.values(), request.extra.get(backend, {}))
-    fields = [{key: value for key, value in some.items() if key not in _APART} for some in given]
-    return canonical_json(fields) if any(fields) else ""
+def _entering(prompt: Prompt, backend: str, vendor: str, cache: PromptCache) -> tuple[str, str]:
+    """What enters a cache's key beside the prompt's own chain: from the beginning, and only from the messages on.
+
+    Of the caller's other fields of the body some are part of what is cached (speed, verbosity), so all tell entries apart but
+    those that are known to do nothing of the kind.
+    """
+    request, choice = prompt.request, prompt.request.tool_choice
+    late: dict[str, Any] = {"images": True} if prompt.images and "images" in cache.late else {}
+    if choice is None and not request.extra and not request.passthrough:
+        return "", canonical_json(late) if late else ""
+    given = {**request.passthrough.get(vendor, {}), **request.extra.get(backend, {})}
+    if choice is not None:
+        said = {"tool_choice": [choice.mode, choice.name, choice.parallel]}
+        given = {**({"parallel_tool_calls": choice.parallel} if "tool_choice" in cache.never else said), **given}
+    early = {key: value for key, value in given.items() if value is not None and key not in _APART | cache.late | cache.never}
+    late |= {key: value for key, value in given.items() if key in cache.late}
+    return canonical_json(early) if early else "", canonical_json(late) if late else ""
 
 
-_APART = frozenset({*CACHE_FIELDS, *LIMITS, "metadata", "user", "safety_identifier"})
-"""Fields that no model reads."""
+_APART = frozenset(
+    {
+        *(*CACHE_FIELDS, *LIMITS),
+        *("metadata", "user", "safety_identifier", "store", "diagnostics", "include", "logprobs", "top_logprobs", "n"),
+        *("temperature", "top_p", "top_k", "min_p", "seed", "random_seed", "stop", "stop_sequences"),
+        *("frequency_penalty", "presence_penalty", "logit_bias", "prediction", "max_tool_calls", "truncation"),
+    }
+)
+"""Fields that no model reads: what is reported, how it is drawn, where it ends, whose it is."""
 
 
 def _input_types(request: Request) -> tuple[str, ...]:

@@ -72,9 +72,9 @@ class Reason:
 class Ask:
     """What a policy may know of a request. `timeout_s` is the time it has for everything; `now` is Unix time, seconds.
 
-    `previous_backend` answered the session (or made the tool calls that are answered) before; `tool_loop`: there are
-    results, not answered yet, of tools that `previous_backend` called; `held_by`: the backend that keeps state this request names. `draw`
-    is a number in [0, 1) for policies that choose by chance: the same for all requests of a session.
+    `previous_backend` answered the session (or made the tool calls that are answered) before; `tool_loop`: there are results,
+    not answered yet, of tools that `previous_backend` called; `held_by`: the backend that keeps state this request names.
+    `draw` is a number in [0, 1) for policies that choose by chance: the same for all requests of a session.
     """
 
     alias: str

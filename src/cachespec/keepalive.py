@@ -86,7 +86,7 @@ class KeepAlives:
     def used(self, planned: Planned) -> None:
         """A request goes out: what it reads needs no keep-alive any more."""
         for place, _ in planned.found:
-            self._forget((planned.scope, planned.places.keys[place]))
+            self._forget(planned.filed(planned.places.keys[place]))
 
     def ended(self, asked: Asked, sent: Sent, backend: Backend, caching: Caching, outcome: Outcome) -> None:
         """A request was answered: have the policy say whether what it left is worth keeping, and until when."""
@@ -113,7 +113,7 @@ class KeepAlives:
             why = "; ".join(reason.detail for reason in planned.plan.reasons) or "nothing that is expected to be read again"
             return Prewarmed(backend=name, sent=False, reason=f"nothing to mark: {why}")
         spot, now = spots[-1], self._clock.time()
-        entry = caching.warmth.get(planned.scope, spot.key)
+        entry = caching.warmth.get(*planned.filed(spot.key))
         if entry is not None and entry.live(now):
             left = entry.expires_at - now
             return Prewarmed(backend=name, sent=False, reason=f"warm already, for {left:.0f} s", tokens=spot.tokens)
@@ -131,7 +131,7 @@ class KeepAlives:
         live = [
             (place, entry)
             for place in sorted({spot.place for spot in planned.spots if spot.place is not None}, reverse=True)
-            if (entry := warmth.get(planned.scope, planned.places.keys[place])) is not None and entry.expires_at > now
+            if (entry := warmth.get(*planned.filed(planned.places.keys[place]))) is not None and entry.expires_at > now
         ]
         if not live or len(self._planned) >= MOST:
             return
@@ -140,7 +140,7 @@ class KeepAlives:
         chosen = kept.caching.held(Held(ask=kept.ask, outcome=kept.outcome, index=place, warm=warm, pings=kept.pings), now)
         if chosen is None or not 0 <= chosen.index < len(planned.places.keys):
             return
-        key = planned.scope, planned.places.keys[chosen.index]
+        key = planned.filed(planned.places.keys[chosen.index])
         found = warmth.get(*key)
         if found is None or cut(planned.prompt.request, planned.places.prefixes[chosen.index].at) is None:
             return
@@ -154,7 +154,7 @@ class KeepAlives:
 
     async def _send(self, kept: Kept, chosen: KeepAlive, expires_at: float) -> None:
         planned, caching = kept.planned, kept.caching
-        key = planned.scope, planned.places.keys[chosen.index]
+        key = planned.filed(planned.places.keys[chosen.index])
         self._planned.discard(key)
         now = self._clock.time()
         entry = caching.warmth.get(*key)

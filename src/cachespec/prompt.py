@@ -76,6 +76,9 @@ def canonical_json(value: Any) -> str:
 def build_prompt(request: Request) -> Prompt:
     """Cut a request into segments and chain their hashes (BLAKE2b, 128 bits).
 
+    Of the parameters a tool's choice is no part of the chain: with some vendors a prefix is the same without it, with others up
+    to the messages (`cachespec.cache_terms.PromptCache`), so each cache's own view of a prompt adds it.
+
     What is hashed of a segment is framed by lengths: its name, whose it is, whether it is text, the content, and the fields
     beside it (a message's name, what only one dialect knows). So no text can pass for a part of another kind, and the order
     of keys counts, which a model reads too. Cache marks are left out: no model reads them.
@@ -219,9 +222,9 @@ def _tool_json(tool: Tool) -> Mapping[str, Any]:
 
 
 def _params(request: Request) -> Mapping[str, Any]:
-    choice, form, reasoning = request.tool_choice, request.response_format, request.reasoning
+    form, reasoning = request.response_format, request.reasoning
     return {
-        "tool_choice": None if choice is None else [choice.mode, choice.name, choice.parallel],
+        "tool_choice": None,  # see `build_prompt`; named all the same, since keys and beliefs of earlier versions rest on this
         "response_format": None if form is None else [form.kind, form.name, form.schema, form.strict, form.description],
         "reasoning": None if reasoning is None else [reasoning.effort, reasoning.budget_tokens, reasoning.summary],
     }

@@ -67,18 +67,23 @@ class Warmth:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def look(self, scope: bytes, keys: Sequence[bytes], *, head: int, most: int) -> list[tuple[int, Entry]]:
+    def look(
+        self, scope: bytes, keys: Sequence[bytes], *, head: int, most: int, later: bytes | None = None
+    ) -> list[tuple[int, Entry]]:
         """The entries among `keys`, dead ones too, with their index, ascending: all among the first `head`, the last `most` of
-        the others. (A long session has one at each turn's end, and only the deepest are of use.)"""
+        the others. (A long session has one at each turn's end, and only the deepest are of use.) `later` is the scope of those
+        others, where it is another one."""
         entries = self._entries
         found: list[tuple[int, Entry]] = []
+        later = scope if later is None else later
+        if later in self._held:
+            for i in range(len(keys) - 1, head - 1, -1):
+                if later + keys[i] in entries:
+                    found.append((i, self._unpack(entries[later + keys[i]])))
+                    if len(found) == most:
+                        break
         if scope not in self._held:
-            return found
-        for i in range(len(keys) - 1, head - 1, -1):
-            if scope + keys[i] in entries:
-                found.append((i, self._unpack(entries[scope + keys[i]])))
-                if len(found) == most:
-                    break
+            return found[::-1]
         early = range(min(head, len(keys)) - 1, -1, -1)
         found += [(i, self._unpack(entries[scope + keys[i]])) for i in early if scope + keys[i] in entries]
         found.reverse()

@@ -69,7 +69,8 @@ class CacheRules:
         for earlier, later in pairwise(marked):
             if _SECONDS[_ttl(earlier.mark)] < _SECONDS[_ttl(later.mark)]:
                 return "a ttl=1h cache_control block must not come after a ttl=5m cache_control block"
-        _chain(blocks, [body["model"], body.get("speed")], [body.get(k) for k in ("tool_choice", "thinking", "output_config")])
+        late = [body.get(k) for k in ("tool_choice", "thinking", "output_config")]
+        _chain(blocks, [body["model"], body.get("speed")], [*late, any('"type": "image"' in b.text for b in blocks)])
         found = -1
         for i, block in enumerate(blocks):
             if block.mark is not None:

@@ -363,7 +363,8 @@ class LocalBackend(ABC):
             for known in self._recent:
                 if known.request is request:
                     return known.prompt
-        key = (build_prompt(request).digest if digest is None else digest, *(m.name for m in request.messages))
+        digest = build_prompt(request).digest if digest is None else digest
+        key = (digest, request.tool_choice, *(m.name for m in request.messages))
         with self._lock:
             found = next((known.prompt for known in self._recent if known.key == key), None)
         if found is None:
