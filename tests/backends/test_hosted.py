@@ -456,6 +456,44 @@ async def test_the_second_time_goes_by_no_connection_that_idled_until_now() -> N
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_new_connection_that_the_server_gave_up_before_we_sent_is_replaced(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy client that is slow to send: the server does not wait for ever, and closes before the request or as it comes."""
+    opened = 0
+
+    async def serve(stream: anyio.abc.ByteStream) -> None:
+        nonlocal opened
+        opened += 1
+        async with stream:
+            if opened > 1:
+                await stream.receive()
+                await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            elif late:
+                await stream.receive()
+
+    monkeypatch.setattr(_http, "STALE_S", 5.0)
+    monkeypatch.setattr(_http, "IDLE_S", 0.2)
+    connect = _http._Network.connect_tcp
+
+    async def slowly(self: Any, *args: Any, **options: Any) -> Any:
+        stream = await connect(self, *args, **options)
+        await anyio.sleep(0.3)
+        return stream
+
+    monkeypatch.setattr(_http._Network, "connect_tcp", slowly)
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.listeners[0].extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610 - not Django
+    async with anyio.create_task_group() as group, HttpClient() as http:
+        group.start_soon(listener.serve, serve)
+        assert (await http.get(f"http://127.0.0.1:{port}/")).is_success
+        assert opened == 2
+        group.cancel_scope.cancel()
+    await listener.aclose()
+
+
+@pytest.mark.anyio
 async def test_pauses_around_the_servers_keep_alive_lose_nothing(
     wire_server: WireServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,8 +20,11 @@ import httpx2
 
 KEEPALIVE_S = 3.5
 """How long an idle connection is kept. Below 5 s, after which common servers (llama.cpp, uvicorn) close theirs unannounced."""
-STALE_S = 0.2
-"""A reused connection that ends within this time of sending, with nothing received, was being closed as we sent."""
+STALE_S, IDLE_S = 0.2, 1.0
+"""A connection that was used before, or stood idle for `IDLE_S` since it was made, and ends within `STALE_S` of sending, with
+nothing received, was being closed as we sent."""
+UNSENT = 3
+"""How often a request is sent again that was not sent at all, since the server had closed its new connection by then."""
 ERROR_BYTES, ERROR_S = 64 * 1024, 2.0
 """How much of an error's body is read, and for how long: the status is known already, the rest is words."""
 
@@ -42,18 +45,23 @@ class HttpClient(httpx2.AsyncClient):
                 self._networks.append(pool._network_backend)  # type: ignore[union-attr]
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
-        """Send, and once more where a reused connection turned out to be closed (see `_ClosedUnheard`).
+        """Send, and again where the connection turned out to be closed: once where the request may have been on its way (see
+        `_ClosedUnheard`), a few times where nothing was sent (`_ClosedUnsent`).
 
-        The second time goes by no connection that idled until now, for the server may be closing those just so.
+        Then it goes by no connection that idled until now, for the server may be closing those just so.
         """
-        try:
-            response = await super().send(request, stream=True, **options)
-        except httpx2.ReadError as error:
-            if not isinstance(error.__cause__, _ClosedUnheard):
-                raise
-            for network in self._networks:
-                network.trusted_since = time.monotonic()
-            response = await super().send(request, stream=True, **options)
+        again: dict[type | None, int] = {_ClosedUnheard: 1, _ClosedUnsent: UNSENT}
+        while True:
+            try:
+                response = await super().send(request, stream=True, **options)
+                break
+            except (httpx2.ReadError, httpx2.ConnectError) as error:
+                why = type(error.__cause__)
+                if not again.get(why):
+                    raise
+                again[why] -= 1
+                for network in self._networks:
+                    network.trusted_since = time.monotonic()
         if not response.is_success:
             return await _error_read(response)
         if not stream:
@@ -109,13 +117,18 @@ async def unwind(chunks: AsyncIterator[bytes]) -> None:
 
 
 class _ClosedUnheard(httpcore2.ReadError):
-    """A connection that had served before ended right after we sent, and not a byte came back.
+    """A connection that had served before, or waited for us, ended right after we sent, and not a byte came back.
 
     That is how it looks when a server closes an idle connection while a request is on its way (RFC 9112, 9.5), the one case
     in which section 9.3.1 lets a client repeat a request by itself: what was sent reached nobody. A server that died of the
     request looks alike only if it did so at once, so at worst one answer is begun twice, hardly ever, and never one of which
     anything was seen.
     """
+
+
+class _ClosedUnsent(httpcore2.ConnectError):
+    """A connection, perhaps a new one, that the server had closed before anything was sent: it waits for a request only so
+    long, and a busy client can be slow."""
 
 
 class _Network(httpcore2.AsyncNetworkBackend):
@@ -161,12 +174,20 @@ class _Stream(httpcore2.AsyncNetworkStream):
         return data
 
     def _closed_unheard(self) -> bool:
-        return self._served and self._unheard is not None and time.monotonic() - self._unheard < STALE_S
+        sent = self._unheard
+        return sent is not None and time.monotonic() - sent < STALE_S and (self._served or sent - self._heard > IDLE_S)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         if self._unheard is None:
+            if self._given_up():
+                raise _ClosedUnsent("the server closed the connection before the request was sent")
             self._unheard = time.monotonic()
         await self._stream.write(buffer, timeout)
+
+    def _given_up(self) -> bool:
+        """Whether the server ended the connection before we began: in plain HTTP it has nothing else to say by then. (Over
+        TLS it has: session tickets.)"""
+        return bool(self._stream.get_extra_info("is_readable")) and self._stream.get_extra_info("ssl_object") is None
 
     async def aclose(self) -> None:
         await self._stream.aclose()
