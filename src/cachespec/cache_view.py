@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cachespec.backends._fields import CACHE_FIELDS, LIMITS
-from cachespec.backends._marks import wire_marks
+from cachespec.backends._marks import last_block, wire_marks
 from cachespec.backends.base import Backend
 from cachespec.cache_keys import CacheKeys
 from cachespec.cache_layout import Layout, Weights, tokens_to
@@ -130,8 +130,11 @@ class View:
             name = _SEGMENT.match(at)
             if name is not None and name.group() in index:
                 spots.append(self._spot(index[name.group()], at, ttl))
-        if isinstance(top, Mapping) and not (spots and spots[-1].index == len(segments) - 1):
-            spots.append(self._spot(len(segments) - 1, segments[-1].name, top.get("ttl")))
+        if isinstance(top, Mapping):
+            block, behind = last_block(self.request)
+            end = len(segments) - 1 - behind
+            if block is not None and not (spots and spots[-1].index >= end):
+                spots.append(self._spot(end, segments[end].name, top.get("ttl")))
         return spots
 
     def _spot(self, index: int, at: str, ttl: object) -> Spot:

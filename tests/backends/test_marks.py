@@ -191,3 +191,21 @@ def test_data_that_looks_like_a_mark_is_left_alone() -> None:
 
 def _check(backend: HostedBackend, request: Request) -> list[Any]:
     return list(backend.check(request))
+
+
+def test_an_automatic_mark_is_one_on_the_last_block_that_may_have_one() -> None:
+    top = {"extra": {"b": {"cache_control": {"type": "ephemeral", "ttl": "5m"}}}}
+    unmarkable: list[list[dict[str, Any]]] = [
+        [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}],
+        [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "d"}]}, user({"type": "text", "text": " "})],
+        [{"role": "assistant", "content": ""}],
+    ]
+    for after in unmarkable:
+        # The same mark twice is one: four and it are four.
+        assert CLAUDE.check(asked(user(*texts(None, None, None, "5m")), *after, **top)) == []
+        with pytest.raises(InputError, match="another ttl"):
+            CLAUDE.check(asked(user(*texts("1h")), *after, **top))
+        with pytest.raises(InputError, match="at most 4"):
+            CLAUDE.check(asked(user(*texts(None, None, None, None), {"type": "text", "text": "z"}), *after, **top))
+    nothing = build_request(" ", **top)  # type: ignore[arg-type]
+    assert CLAUDE.check(nothing) == []

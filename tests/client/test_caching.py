@@ -229,6 +229,29 @@ async def test_an_automatic_mark_of_the_caller_takes_a_slot_and_the_last_block(v
     assert [mark.at for mark in done.decision.plan.marks] == ["system[0]", "messages[0][0]"]
 
 
+THOUGHT = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
+
+
+@pytest.mark.parametrize("last", [THOUGHT, user({"type": "text", "text": " "})], ids=["thinking", "blank"])
+@pytest.mark.parametrize("lifetime", [{}, {"ttl": "1h"}])
+async def test_b4_an_automatic_mark_sits_on_the_last_block_that_may_have_one(
+    vendor: Vendor, last: dict[str, Any], lifetime: dict[str, str]
+) -> None:
+    turns = [user(said(1200)), {"role": "assistant", "content": [said(600)]}, last]
+    if last is not THOUGHT:
+        turns.insert(2, THOUGHT)
+    async with vendor.client(CLAUDE, {"use": "always", "ttl": "1h"}) as client:
+        top = {"extra": {"b": {"cache_control": {"type": "ephemeral", **lifetime}}}}
+        done = await client.complete(messages=turns, system=SYSTEM, **top)  # type: ignore[arg-type]
+    ttl = lifetime.get("ttl", "5m")
+    assert marks_of(vendor.bodies[0]) == [("system[0]", "1h"), ("", ttl)]
+    assert done.decision.plan is not None
+    assert [(mark.at, mark.ttl) for mark in done.decision.plan.marks] == [("system[0]", "1h"), ("messages[1][0]", ttl)]
+    assert done.usage is not None
+    assert sum(vendor.writes[0].values()) == done.usage.written
+    assert ttl in vendor.writes[0]
+
+
 async def test_content_is_never_moved_and_a_plain_last_text_gets_the_automatic_mark(vendor: Vendor) -> None:
     async with vendor.client(CLAUDE) as client:
         await client.complete(text(1200))

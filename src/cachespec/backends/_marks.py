@@ -1,13 +1,14 @@
 """The caller's own cache marks: which sets of them a vendor refuses, and how they are left out, however deep they are.
 
 Rules as of 2026-11, from the vendors' guides. Anthropic: at most 4, the top-level one included; lifetimes of 5m (also where
-none is given) and 1h, the longer before the shorter in wire order; none on empty text or thinking; a top-level mark may not
-contradict one on the last block. OpenAI: only the values; it writes at most 4, but takes more.
+none is given) and 1h, the longer before the shorter in wire order; none on empty text or thinking; a top-level mark is one on
+the last block that may have one, and may not contradict it. OpenAI: only the values; it writes at most 4, but takes more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 from cachespec.backends._profile import Api, Profile
@@ -39,8 +40,8 @@ def check_marks(request: Request, profile: Profile, top: Mapping[str, Any] | Non
         return
     if top is not None:
         _check_values("cache_control", top, dialect)
-        last = request.messages[-1].parts[-1:]
-        if found and last and found[-1][2] is last[0]:
+        last = last_block(request)[0]
+        if found and last is not None and found[-1][2] is (last.raw if isinstance(last, OpaquePart) else last):
             if _lifetime(found[-1][1]) != _lifetime(top):
                 raise InputError("the last block has a mark with another ttl", field="cache_control")
         else:
@@ -76,9 +77,28 @@ def _check_values(field: str, fields: object, dialect: str) -> None:
 def _check_place(field: str, on: object) -> None:
     if isinstance(on, ReasoningPart):
         raise InputError("not on a thinking block", field=field)
-    text = on.get("text") if isinstance(on, Mapping) and on.get("type") == "text" else getattr(on, "text", None)
-    if isinstance(text, str) and not text.strip():
+    if _is_blank(on):
         raise InputError("not on an empty text", field=field)
+
+
+def _is_blank(on: object) -> bool:
+    text = on.get("text") if isinstance(on, Mapping) and on.get("type") == "text" else getattr(on, "text", None)
+    return isinstance(text, str) and not text.strip()
+
+
+def last_block(request: Request) -> tuple[Part | Tool | None, int]:
+    """Where Anthropic's automatic mark sits, the body's own: on the last block that may have a mark. How many segments of the
+    prompt stand behind it, too; None where nothing may."""
+    pieces: Iterator[Part | Tool | None] = chain(
+        (part for message in reversed(request.messages) for part in (reversed(message.parts) if message.parts else (None,))),
+        reversed(request.system),
+        reversed(request.tools),
+    )
+    for behind, piece in enumerate(pieces):
+        on = piece.raw if isinstance(piece, OpaquePart) else piece
+        if piece is not None and not isinstance(piece, ReasoningPart) and not _is_blank(on):
+            return piece, behind
+    return None, 0
 
 
 def wire_marks(request: Request, api: Api, dialect: str) -> Iterator[_Found]:
