@@ -74,6 +74,18 @@ def test_argument_text_is_byte_exact_and_objects_become_compact_json() -> None:
     assert tool_events([call(0, "a", "f", None)]) == [(0, "a", "f", "")]
 
 
+NUMBERS = '{"p":1.10,"q":1e400,"big":[1E5,-0.0,12345678901234567890],"odd":[NaN,-Infinity]}'
+
+
+def test_numbers_of_arguments_that_come_as_an_object_stay_as_they_were_written() -> None:
+    head = b'{"id":"c","choices":[{"index":0,"finish_reason":"tool_calls","%s":{"tool_calls":[{"id":"a","function":{"name":"f",'
+    rest = head + b'"arguments":' + NUMBERS.encode() + b"}}]}}]}"
+    for body in (rest % b"message", b"data: " + rest % b"delta" + b"\n\n"):
+        events, error = run("chat", [body])
+        assert error is None
+        assert calls(events) == [(0, "a", "f", NUMBERS)]
+
+
 def test_the_old_function_call() -> None:
     events = decode(
         "chat",

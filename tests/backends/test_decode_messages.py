@@ -273,6 +273,19 @@ def test_blocks_whose_stop_never_came_end_with_the_message() -> None:
     ]
 
 
+NUMBERS = '{"p":1.10,"q":1e400,"big":[1E5,-0.0,12345678901234567890]}'
+
+
+def test_numbers_of_an_input_that_comes_as_an_object_stay_as_they_were_written() -> None:
+    used = b'{"type":"tool_use","id":"t","name":"f","input":' + NUMBERS.encode() + b"}"
+    message = b'{"id":"m","type":"message","role":"assistant","content":[' + used + b'],"stop_reason":"tool_use","usage":{}}'
+    begun = b'data: {"type":"content_block_start","index":0,"content_block":' + used + b"}\n\n"
+    for body in (message, say(start()) + begun + say(stop(0), *end("tool_use"))):
+        events, error = run("messages", [body])
+        assert error is None
+        assert "".join(e.arguments for e in events if isinstance(e, ToolCallDelta)) == NUMBERS
+
+
 def test_a_block_that_takes_the_place_of_another_ends_it() -> None:
     events = decode(
         "messages",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Sequence
 from decimal import Decimal
@@ -22,7 +21,7 @@ PRICES = {"input": "1", "cache_read": "0.1", "cache_write": {"5m": "1.25", "1h":
 TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("a", "b", "get_weather")]
 
 
-async def ask(api: str, body: bytes, kind: str = "text/event-stream", **request: Any) -> tuple[Completion, dict[str, Any]]:
+async def ask(api: str, body: bytes, kind: str = "text/event-stream", **request: Any) -> tuple[Completion, str]:
     """What a server of protocol `api` answers with `body`, and what it was sent."""
     whole = answer("200 OK", body, f"content-type: {kind}")
 
@@ -37,8 +36,8 @@ async def ask(api: str, body: bytes, kind: str = "text/event-stream", **request:
         else:
             table |= {"use": "openai", "api": api} if api in ("chat", "responses") else {"use": "compatible", "server": api}
         async with Client(backends={"b": table}) as client:
-            done = await client.complete(request.pop("prompt", "hi"), max_output_tokens=100, **request)
-        return done, json.loads(server.requests[-1])
+            done = await client.complete(**{"prompt": "hi", "max_output_tokens": 100, **request})
+        return done, server.requests[-1].decode()
 
 
 def made(done: Completion) -> list[tuple[str, str, str]]:
@@ -111,6 +110,17 @@ async def test_reads_that_an_earlier_chunk_counted_are_paid_as_reads(api: str) -
     done, _ = await ask(api, say(first) + chat({"content": "x"}, usage={"prompt_tokens": 1000, "completion_tokens": 5}))
     assert done.usage == Usage(uncached=200, cache_read=800, cache_write=None, output=5)
     assert (done.cost, done.estimated) == (Decimal("0.00033"), False)
+
+
+async def test_a_number_that_python_cannot_hold_goes_out_and_back_as_it_was_written() -> None:
+    used = '{"type":"tool_use","id":"t","name":"a","input":{"p":1.10,"q":1e400}}'
+    counts = '"usage":{"input_tokens":1,"output_tokens":1}'
+    body = f'{{"id":"m","type":"message","role":"assistant","content":[{used}],"stop_reason":"tool_use",{counts}}}'.encode()
+    done, _ = await ask("messages", body, "application/json", tools=TOOLS)
+    assert made(done) == [("t", "a", '{"p":1.10,"q":1e400}')]
+    given: list[Any] = [{"role": "user", "content": "hi"}, done.message, {"role": "tool", "tool_call_id": "t", "content": "x"}]
+    _, sent = await ask("messages", body, "application/json", tools=TOOLS, prompt=None, messages=given)
+    assert '"input":{"p":1.10,"q":1e400}' in sent
 
 
 @pytest.mark.parametrize("given", [{"include_usage": False}, {"include_obfuscation": True}])

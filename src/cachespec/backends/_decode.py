@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from cachespec.backends._halves import Halves, joined
+from cachespec.backends._json import Number
 from cachespec.backends._sse import MAX_EVENT, SSEDecoder
 from cachespec.errors import (
     AuthenticationError,
@@ -92,7 +93,7 @@ _BY_STATUS: Mapping[int, type[BackendError]] = {
 }
 _BAD_SHAPE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """What parsing, or reading an object as if it had its protocol's shape, may raise on any other bytes."""
-_loads: Callable[[str], Any] = json.JSONDecoder().decode
+_loads: Callable[[str], Any] = json.JSONDecoder(parse_float=Number, parse_constant=Number).decode
 
 
 def error_class(*words: object, status: int | None = None) -> type[BackendError]:
@@ -305,7 +306,7 @@ class EventDecoder(ABC):
 
     def _whole_body(self, body: bytes, out: list[Event]) -> None:
         try:
-            payload = json.loads(body)
+            payload = json.loads(body, parse_float=Number, parse_constant=Number)
         except (ValueError, RecursionError):
             raise self._no_stream(body) from None
         if isinstance(payload, dict):

@@ -7,11 +7,11 @@ calls without an index, the old `function_call`, a chunk whose `choices` is null
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from cachespec.backends._decode import EventDecoder, Object, billing_facts, text_or_none
+from cachespec.backends._json import text_of
 from cachespec.call_deltas import Calls, CallSoFar
 from cachespec.events import (
     Event,
@@ -156,7 +156,7 @@ class ChatDecoder(EventDecoder):
         if arguments is None:
             arguments = ""
         elif not isinstance(arguments, str):
-            arguments = json.dumps(arguments, separators=(",", ":"), ensure_ascii=False)
+            arguments = text_of(arguments)
         index = call.get("index")
         if not isinstance(index, int):
             index = self._derived_index(call_id, name)

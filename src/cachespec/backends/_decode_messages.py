@@ -5,11 +5,11 @@ An event is known by the `type` in its data (some servers send no ``event:`` nam
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from cachespec.backends._decode import EventDecoder, Object, billing_facts, name_of_call, string, text_or_none
+from cachespec.backends._json import text_of
 from cachespec.events import (
     CacheDiagnosed,
     Event,
@@ -150,8 +150,7 @@ class MessagesDecoder(EventDecoder):
         elif kind == "redacted_thinking":
             self._reasoning(index, "", block, out)
         elif kind == "tool_use" and not texts:  # no argument text came: the block's own object is all there is
-            arguments = json.dumps(block.get("input") or {}, separators=(",", ":"), ensure_ascii=False)
-            out.append(ToolCallDelta(index, "", "", arguments))
+            out.append(ToolCallDelta(index, "", "", text_of(block.get("input") or {})))
 
     def _reasoning(self, index: int, text: str, raw: Object, out: list[Event]) -> None:
         part = ReasoningPart(text=text, raw=raw, provider=self.provider, model=self.model)

@@ -1,7 +1,8 @@
 """JSON text for request bodies: deterministic bytes, and a place for text that is already JSON.
 
 Keys keep their order, there are no spaces, and non-ASCII letters stand as they are, so that one input gives one body in
-every process (contract P8). `Raw` lets the model's own argument text into a body untouched.
+every process (contract P8). `Raw` lets the model's own argument text into a body untouched, and `Number` the numbers of
+arguments that come as an object.
 """
 
 from __future__ import annotations
@@ -21,6 +22,21 @@ class Raw:
     text: str
 
 
+class Number(float):
+    """A number of an answer, as it was written there: ``1.10`` and ``1e400`` are no other number for having been read.
+
+    So are the constants ``NaN`` and ``Infinity``, which some servers write though they are no JSON.
+    """
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Number:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
@@ -32,11 +48,16 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 def dumps(value: Any) -> str:
     """`value` as compact JSON. Raises: InputError where it holds what JSON cannot say (NaN, sets, objects)."""
-    pieces: list[str] = []
     try:
-        _write(value, pieces)
+        return text_of(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"cannot be sent as JSON: {error}") from error
+
+
+def text_of(value: Any) -> str:
+    """The same. Raises: TypeError, ValueError, RecursionError."""
+    pieces: list[str] = []
+    _write(value, pieces)
     return "".join(pieces)
 
 
@@ -60,7 +81,7 @@ def _write(value: Any, out: list[str]) -> None:
             mark = ","
         out.append("[]" if mark == "[" else "]")
     else:
-        out.append(_encode(value))
+        out.append(value.text if isinstance(value, Number) else _encode(value))
 
 
 def _no_constant(name: str) -> Any:
