@@ -248,6 +248,10 @@ def test_our_cost_is_the_tables_cost_for_every_model(provider: str) -> None:
             },
         ),
         (
+            *("perplexity", "sonar-deep-research", "chat", "default"),
+            {"prompt_tokens": 33, "completion_tokens": 71, "num_search_queries": 18, "total_tokens": 104},
+        ),
+        (
             *("openai", "gpt-audio", "chat", "chat"),
             {
                 "prompt_tokens": 1000,
@@ -275,7 +279,7 @@ def test_our_cost_is_the_tables_cost_for_every_model(provider: str) -> None:
             },
         ),
     ],
-    ids=["searches", "sound", "Gemini's sound", "images"],
+    ids=["searches", "queries", "sound", "Gemini's sound", "images"],
 )
 def test_what_is_billed_apart_costs_what_the_table_says(
     provider: str, model: str, api: str, flavor: str, payload: dict[str, Any]

@@ -202,6 +202,12 @@ CASES: list[tuple[str, str, dict[str, Any], Usage]] = [
         usage(281, 55596, {"5m": 10, "unspecified": 7}, 91),
     ),
     (
+        "chat: searches of a server that counts its sources",
+        "chat",
+        {"prompt_tokens": 3, "completion_tokens": 1, "num_sources_used": 4},
+        usage(3, None, None, 1, apart={"web_search": 4}),
+    ),
+    (
         "responses: searches are counted beside the usage",
         "responses",
         {"input_tokens": 3, "output_tokens": 1, "tool_usage": {"web_search": {"num_requests": 2}, "image_gen": None}},
@@ -404,7 +410,7 @@ WHAT_A_SHAPE_CAN_SAY: dict[str, tuple[st.SearchStrategy[int | None], st.SearchSt
 
 
 MEDIA_APART = tuple(name for name in APART if name != "web_search")
-APART_OF = {"chat": MEDIA_APART, "gemini": MEDIA_APART, "messages": ("web_search",), "responses": ("web_search",)}
+APART_OF = {"chat": APART, "gemini": MEDIA_APART, "messages": ("web_search",), "responses": ("web_search",)}
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -22,13 +22,13 @@ vendor's own `cost`, its grand total) is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from cachespec._counts import Fields, added, apart_of, exclusive, first, inclusive, media_of, named, part_of
 from cachespec.errors import InputError
-from cachespec.shown import shown
-from cachespec.usage import MEDIA, WEB_SEARCH, Made, Usage, is_count
+from cachespec.usage import MEDIA, WEB_SEARCH, Made, Usage
 
 _Convert = TypeVar("_Convert", Callable[[Mapping[str, Any]], Usage], Callable[[Usage], dict[str, Any]])
 APIS = ("chat", "responses", "messages", "converse", "gemini", "cohere")
@@ -48,7 +48,7 @@ def usage_to(api: str, usage: Usage) -> dict[str, Any]:
     kept. None of the shapes has drafted and accepted tokens. Besides, what a shape cannot express:
 
     - chat: a lifetime other than ``"30m"`` (writes come back as that).
-    - chat, gemini: searches; messages, responses: media; converse, cohere: all that is `apart`. Nobody: `requests`.
+    - gemini: searches; messages, responses: media; converse, cohere: all that is `apart`. Nobody: `requests`.
     - responses: a lifetime other than ``"30m"`` and ``"12h"`` (comes back as ``"30m"``).
     - messages, converse: a lifetime other than ``"5m"`` and ``"1h"`` (comes back as ``"unspecified"``); converse: reasoning.
     - gemini: writes (they come back as uncached). cohere: reads, writes (both come back as uncached) and reasoning.
@@ -62,7 +62,7 @@ def billing_from(api: str, payload: Mapping[str, Any]) -> dict[str, str]:
 
     OpenAI says its tier elsewhere in the response. Raises InputError for what is no string.
     """
-    fields = _Fields(payload)
+    fields = Fields(payload)
     names = {"messages": BILLING, "gemini": ("serviceTier",)}.get(api, ())
     found = {name: fields.text(name) for name in names}
     return {name.replace("serviceTier", "service_tier"): value for name, value in found.items() if value is not None}
@@ -74,117 +74,28 @@ def _pick(table: Mapping[str, _Convert], api: str) -> _Convert:
     return table[api]
 
 
-class _Fields:
-    """Reads counts out of a vendor's object and remembers where it is, for errors."""
-
-    __slots__ = ("_path", "_values")
-
-    def __init__(self, values: object, path: str = "") -> None:
-        if values is not None and not isinstance(values, Mapping):
-            raise InputError(f"must be an object, not {shown(values)}", field=path or "usage")
-        self._values: Mapping[str, Any] = values or {}
-        self._path = path
-
-    def name(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
-
-    def inside(self, key: str) -> _Fields:
-        return _Fields(self._values.get(key), self.name(key))
-
-    def items(self, key: str) -> list[_Fields]:
-        values = self._values.get(key)
-        if values is None:
-            return []
-        if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-            raise InputError(f"must be a list, not {shown(values)}", field=self.name(key))
-        return [_Fields(value, f"{self.name(key)}[{i}]") for i, value in enumerate(values)]
-
-    def text(self, key: str) -> str | None:
-        value = self._values.get(key)
-        if value is not None and not isinstance(value, str):
-            raise InputError(f"must be a string, not {shown(value)}", field=self.name(key))
-        return value
-
-    def count(self, key: str, *, integral_float: bool = False) -> int | None:
-        """A count of tokens; None when absent or null. `integral_float` takes ``5.0`` too."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if integral_float and isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not is_count(value):
-            raise InputError(f"must be a whole number of tokens, not {shown(value)}", field=self.name(key))
-        count: int = value
-        return count
-
-
-def _first(*counts: int | None) -> int | None:
-    return next((c for c in counts if c is not None), None)
-
-
-def _add(*counts: int | None) -> int | None:
-    """The sum of what was reported; None when nothing was."""
-    known = [c for c in counts if c is not None]
-    return sum(known) if known else None
-
-
-def _named(writes: Mapping[str, int | None]) -> dict[str, int]:
-    return {ttl: n for ttl, n in writes.items() if n}
-
-
-def _inclusive(
-    total: int | None, read: int | None, writes: Mapping[str, int] | None, *, total_field: str, part_field: str
-) -> tuple[int | None, int | None, Mapping[str, int] | None]:
-    """Split an input total that includes reads and writes."""
-    parts = (read or 0) + sum((writes or {}).values())
-    if total is None:
-        if read is not None or writes is not None:
-            raise InputError(f"missing, though {part_field} is reported", field=total_field)
-        return None, None, None
-    if parts > total:
-        raise InputError(f"cached and written tokens ({parts}) exceed {total_field} ({total})", field=part_field)
-    return total - parts, read, writes
-
-
-def _part_of(part: int | None, total: int | None, *, part_field: str, total_field: str) -> int | None:
-    if part is not None:
-        if total is None:
-            raise InputError(f"missing, though {part_field} is reported", field=total_field)
-        if part > total:
-            raise InputError(f"{part} exceeds {total_field} ({total})", field=part_field)
-    return part
-
-
-def _media(details: _Fields) -> Mapping[str, int | None]:
-    """The tokens that are no text, of the details of one side."""
-    return {medium: details.count(f"{medium}_tokens") for medium in MEDIA}
-
-
-def _apart(**sides: Mapping[str, int | None]) -> Mapping[str, int] | None:
-    """`Usage.apart` of the media of the input and of the output."""
-    return _named({f"{side}_{medium}": n for side, media in sides.items() for medium, n in media.items()}) or None
-
-
 def usage_from_chat(payload: Mapping[str, Any]) -> Usage:
     """Chat Completions, and servers that speak it (DeepSeek's hit and miss counts, a bare ``cached_tokens``).
+
+    Searches are Perplexity's queries, or xAI's sources.
 
     Two habits of such servers: reasoning left out of `completion_tokens` but not of `total_tokens` (xAI) is added to the
     output; tokens counted as read *and* as written (OpenRouter for Gemini, where one request does both) count once, as
     written, which is the dearer.
     """
-    fields = _Fields(payload)
+    fields = Fields(payload)
     details = fields.inside("prompt_tokens_details")
     hit, miss = fields.count("prompt_cache_hit_tokens"), fields.count("prompt_cache_miss_tokens")
-    total = _first(fields.count("prompt_tokens"), None if hit is None or miss is None else hit + miss)
-    read = _first(details.count("cached_tokens"), hit, fields.count("cached_tokens"))
+    total = first(fields.count("prompt_tokens"), None if hit is None or miss is None else hit + miss)
+    read = first(details.count("cached_tokens"), hit, fields.count("cached_tokens"))
     written = details.count("cache_write_tokens")
     if read and written and total is not None and max(read, written) <= total < read + written:
         read = max(read - written, 0)
     cached_field = "prompt_tokens_details.cached_tokens" if hit is None else "prompt_cache_hit_tokens"
-    uncached, read, writes = _inclusive(
+    uncached, read, writes = inclusive(
         total,
         read,
-        None if written is None else _named({"30m": written}),
+        None if written is None else named({"30m": written}),
         total_field="prompt_tokens",
         part_field=cached_field if not written else "prompt_tokens_details",
     )
@@ -193,8 +104,9 @@ def usage_from_chat(payload: Mapping[str, Any]) -> Usage:
     everything = fields.count("total_tokens")
     if reasoning and output is not None and total is not None and everything == total + output + reasoning:
         output += reasoning
-    _part_of(reasoning, output, part_field="completion_tokens_details.reasoning_tokens", total_field="completion_tokens")
-    apart = _apart(input=_media(details), output=_media(fields.inside("completion_tokens_details")))
+    part_of(reasoning, output, part_field="completion_tokens_details.reasoning_tokens", total_field="completion_tokens")
+    searches = first(fields.count("num_search_queries"), fields.count("num_sources_used"))
+    apart = apart_of(searches, input=media_of(details), output=media_of(fields.inside("completion_tokens_details")))
     return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning, apart=apart)
 
 
@@ -207,7 +119,7 @@ def usage_to_chat(usage: Usage) -> dict[str, Any]:
         media = {f"{medium}_tokens": n for medium in MEDIA if (n := (usage.apart or {}).get(f"{side}_{medium}"))}
         if media and total in result:
             result[inside] = {**result.get(inside, {}), **media}
-    return result
+    return _with_searches(result, usage, "num_search_queries")
 
 
 def usage_from_responses(payload: Mapping[str, Any]) -> Usage:
@@ -215,28 +127,27 @@ def usage_from_responses(payload: Mapping[str, Any]) -> Usage:
 
     The response's `tool_usage` may be in it, from beside it: there are the searches.
     """
-    fields = _Fields(payload)
+    fields = Fields(payload)
     details = fields.inside("input_tokens_details")
     split = details.inside("cache_write_tokens_details")
     short, long = split.count("ttl_30m_tokens"), split.count("ttl_12h_tokens")
-    written = _first(details.count("cache_write_tokens"), _add(short, long))
+    written = first(details.count("cache_write_tokens"), added(short, long))
     if written is not None and (short or 0) + (long or 0) > written:
         raise InputError(
             f"the split ({(short or 0) + (long or 0)}) exceeds cache_write_tokens ({written})",
             field="input_tokens_details.cache_write_tokens_details",
         )
-    uncached, read, writes = _inclusive(
+    uncached, read, writes = inclusive(
         fields.count("input_tokens"),
         details.count("cached_tokens"),
-        None if written is None else _named({"30m": written - (long or 0), "12h": long}),
+        None if written is None else named({"30m": written - (long or 0), "12h": long}),
         total_field="input_tokens",
         part_field="input_tokens_details",
     )
     output = fields.count("output_tokens")
     reasoning = fields.inside("output_tokens_details").count("reasoning_tokens")
-    _part_of(reasoning, output, part_field="output_tokens_details.reasoning_tokens", total_field="output_tokens")
-    searches = fields.inside("tool_usage").inside("web_search").count("num_requests")
-    apart = _named({WEB_SEARCH: searches}) or None
+    part_of(reasoning, output, part_field="output_tokens_details.reasoning_tokens", total_field="output_tokens")
+    apart = apart_of(fields.inside("tool_usage").inside("web_search").count("num_requests"))
     return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning, apart=apart)
 
 
@@ -248,9 +159,15 @@ def usage_to_responses(usage: Usage) -> dict[str, Any]:
         details["cache_write_tokens_details"] = {"ttl_30m_tokens": usage.written - long, "ttl_12h_tokens": long}
     names = ("input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details")
     result = _inclusive_object(usage, details, names)
-    if usage.apart and usage.apart.get(WEB_SEARCH):
-        result["tool_usage"] = {"web_search": {"num_requests": usage.apart[WEB_SEARCH]}}
-    return result
+    return _with_searches(result, usage, "tool_usage", "web_search", "num_requests")
+
+
+def _with_searches(result: dict[str, Any], usage: Usage, *path: str) -> dict[str, Any]:
+    """A vendor's object with its count of searches, at this place, where there were any."""
+    count: Any = (usage.apart or {}).get(WEB_SEARCH)
+    for key in reversed(path[1:]):
+        count = {key: count} if count else None
+    return {**result, path[0]: count} if count else result
 
 
 def _inclusive_object(usage: Usage, details: Mapping[str, Any], names: tuple[str, str, str, str]) -> dict[str, Any]:
@@ -276,9 +193,8 @@ def usage_from_messages(payload: Mapping[str, Any]) -> Usage:
     Entries under `iterations` whose type is not ``message`` (a compaction) lie outside the top-level totals, are billed,
     and are added here. Those that are messages are the requests which the totals add up, where they do.
     """
-    fields = _Fields(payload)
-    searches = fields.inside("server_tool_use").count("web_search_requests")
-    top = replace(_messages_part(fields), apart=_named({WEB_SEARCH: searches}) or None)
+    fields = Fields(payload)
+    top = replace(_messages_part(fields), apart=apart_of(fields.inside("server_tool_use").count("web_search_requests")))
     inside: list[Made] = []
     outside: list[Made] = []
     for entry in fields.items("iterations"):
@@ -299,11 +215,11 @@ def _sum(parts: Iterable[Usage]) -> Usage:
     writes = [part.cache_write for part in usages if part.cache_write is not None]
     ttls = dict.fromkeys(ttl for each in writes for ttl in each)
     return Usage(
-        uncached=_add(*(part.uncached for part in usages)),
-        cache_read=_add(*(part.cache_read for part in usages)),
+        uncached=added(*(part.uncached for part in usages)),
+        cache_read=added(*(part.cache_read for part in usages)),
         cache_write={ttl: sum(each.get(ttl, 0) for each in writes) for ttl in ttls} if writes else None,
-        output=_add(*(part.output for part in usages)),
-        reasoning=_add(*(part.reasoning for part in usages)),
+        output=added(*(part.output for part in usages)),
+        reasoning=added(*(part.reasoning for part in usages)),
     )
 
 
@@ -311,9 +227,9 @@ def _counts(usage: Usage) -> tuple[object, ...]:
     return usage.uncached, usage.cache_read or 0, usage.cache_write or {}, usage.output
 
 
-def _messages_part(fields: _Fields) -> Usage:
+def _messages_part(fields: Fields) -> Usage:
     split = fields.inside("cache_creation")
-    uncached, read, writes = _exclusive(
+    uncached, read, writes = exclusive(
         fields,
         fields.count("input_tokens"),
         fields.count("cache_read_input_tokens"),
@@ -322,36 +238,13 @@ def _messages_part(fields: _Fields) -> Usage:
         names=("input_tokens", "cache_creation_input_tokens", "cache_creation"),
     )
     output = fields.count("output_tokens")
-    reasoning = _part_of(
+    reasoning = part_of(
         fields.inside("output_tokens_details").count("thinking_tokens"),
         output,
         part_field=fields.name("output_tokens_details.thinking_tokens"),
         total_field=fields.name("output_tokens"),
     )
     return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning)
-
-
-def _exclusive(
-    fields: _Fields,
-    uncached: int | None,
-    read: int | None,
-    written: int | None,
-    split: Mapping[str, int | None],
-    *,
-    names: tuple[str, str, str],
-) -> tuple[int | None, int | None, Mapping[str, int] | None]:
-    """Input counts that lie beside each other; what a lifetime split leaves over is ``"unspecified"``."""
-    input_key, written_key, split_key = names
-    known = _add(*split.values())
-    written = _first(written, known)
-    if uncached is None and (read is not None or written is not None):
-        raise InputError("missing, though cache counts are reported", field=fields.name(input_key))
-    if written is None:
-        return uncached, read, None
-    rest = written - (known or 0)
-    if rest < 0:
-        raise InputError(f"the split ({known}) exceeds {written_key} ({written})", field=fields.name(split_key))
-    return uncached, read, _named({**split, "unspecified": rest})
 
 
 def usage_to_messages(usage: Usage) -> dict[str, Any]:
@@ -364,7 +257,7 @@ def usage_to_messages(usage: Usage) -> dict[str, Any]:
         if usage.cache_write is not None:
             writes = usage.cache_write
             result["cache_creation_input_tokens"] = usage.written
-            if set(_named(writes)) <= {"5m", "1h"}:
+            if set(named(writes)) <= {"5m", "1h"}:
                 result["cache_creation"] = {
                     "ephemeral_5m_input_tokens": writes.get("5m", 0),
                     "ephemeral_1h_input_tokens": writes.get("1h", 0),
@@ -377,20 +270,18 @@ def usage_to_messages(usage: Usage) -> dict[str, Any]:
         result["output_tokens"] = usage.output
         if usage.reasoning is not None:
             result["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
-    if usage.apart and usage.apart.get(WEB_SEARCH):
-        result["server_tool_use"] = {"web_search_requests": usage.apart[WEB_SEARCH]}
-    return result
+    return _with_searches(result, usage, "server_tool_use", "web_search_requests")
 
 
 def usage_from_converse(payload: Mapping[str, Any]) -> Usage:
     """Bedrock Converse: `inputTokens` lies beside reads and writes."""
-    fields = _Fields(payload)
+    fields = Fields(payload)
     split: dict[str, int | None] = {}
     for entry in fields.items("cacheDetails"):
         ttl, count = entry.text("ttl"), entry.count("inputTokens")
         if ttl in ("5m", "1h"):
-            split[ttl] = _add(split.get(ttl), count)
-    uncached, read, writes = _exclusive(
+            split[ttl] = added(split.get(ttl), count)
+    uncached, read, writes = exclusive(
         fields,
         fields.count("inputTokens"),
         fields.count("cacheReadInputTokens"),
@@ -425,12 +316,12 @@ def usage_from_gemini(payload: Mapping[str, Any]) -> Usage:
 
     The vendor leaves zero counts out, so an absent candidate count is taken from `totalTokenCount` where there is one.
     """
-    fields = _Fields(payload)
+    fields = Fields(payload)
     prompt, tools = fields.count("promptTokenCount"), fields.count("toolUsePromptTokenCount")
     if prompt is None and tools is not None:
         raise InputError("missing, though toolUsePromptTokenCount is reported", field="promptTokenCount")
-    total = _add(prompt, tools)
-    uncached, read, _ = _inclusive(
+    total = added(prompt, tools)
+    uncached, read, _ = inclusive(
         total,
         fields.count("cachedContentTokenCount"),
         None,
@@ -441,22 +332,23 @@ def usage_from_gemini(payload: Mapping[str, Any]) -> Usage:
     everything = fields.count("totalTokenCount")
     if answer is None and everything is not None and total is not None and everything >= total + (thoughts or 0):
         answer = everything - total - (thoughts or 0)
-    apart = _apart(
+    apart = apart_of(
+        None,
         input=_modalities(fields, "promptTokensDetails", "toolUsePromptTokensDetails"),
         output=_modalities(fields, "candidatesTokensDetails"),
     )
-    output = _add(answer, thoughts)
+    output = added(answer, thoughts)
     return Usage(uncached=uncached, cache_read=read, cache_write=None, output=output, reasoning=thoughts, apart=apart)
 
 
-def _modalities(fields: _Fields, *keys: str) -> Mapping[str, int | None]:
+def _modalities(fields: Fields, *keys: str) -> Mapping[str, int | None]:
     """Gemini's tokens by modality, those that are no text. A document is read as its pages' images."""
     found: dict[str, int | None] = {}
     for entry in (entry for key in keys for entry in fields.items(key)):
         kind = (entry.text("modality") or "").lower()
         medium = "image" if kind == "document" else kind
         if medium in MEDIA:
-            found[medium] = _add(found.get(medium), entry.count("tokenCount"))
+            found[medium] = added(found.get(medium), entry.count("tokenCount"))
     return found
 
 
@@ -486,7 +378,7 @@ def usage_from_cohere(payload: Mapping[str, Any]) -> Usage:
 
     The vendor's schema has numbers, so ``12.0`` is taken as 12.
     """
-    billed = _Fields(payload).inside("billed_units")
+    billed = Fields(payload).inside("billed_units")
     return Usage(
         uncached=billed.count("input_tokens", integral_float=True),
         cache_read=None,

@@ -203,6 +203,7 @@ UNBOUNDED: list[tuple[str, Request, str]] = [
     ("responses", ask(max_output_tokens=10, passthrough={"openai": {"previous_response_id": "r"}}), "previous_response_id"),
     ("responses", ask(max_output_tokens=10, extra={"b": {"conversation": "c"}}), "conversation"),
     ("chat", ask(max_output_tokens=10, passthrough={"openai": {"web_search_options": {"a": 1}}}), "web_search_options"),
+    ("chat", ask(max_output_tokens=10, extra={"b": {"search_parameters": {"mode": "on"}}}), "search_parameters"),
     ("chat", ask(max_output_tokens=10, extra={"b": {"models": ["dear"]}}), "other models"),
     ("messages", ask(max_output_tokens=10, passthrough={"anthropic": {"container": "c"}}), "container"),
     ("chat", ask(), "max_output_tokens"),

@@ -37,7 +37,7 @@ _FIELDS: Mapping[str, str] = {
     **dict.fromkeys(
         ("previous_response_id", "conversation", "thread", "prompt", "container"), "it names what the vendor keeps"
     ),
-    **dict.fromkeys(("web_search_options", "plugins", "mcp_servers"), "it runs tools at the vendor"),
+    **dict.fromkeys(("web_search_options", "search_parameters", "plugins", "mcp_servers"), "it runs tools at the vendor"),
     **dict.fromkeys(("models", "fallbacks"), "other models may answer"),
     **dict.fromkeys(("audio", "context_management"), "what it makes is billed beside the answer"),
 }
