@@ -43,6 +43,31 @@ def test_what_a_request_says_holds_and_is_told() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("field", "first", "then"),
+    [
+        ("text", {"verbosity": "low"}, {"verbosity": "high"}),
+        ("verbosity", "low", "high"),
+        ("parallel_tool_calls", False, True),
+        ("context_management", [{"type": "compaction"}], []),
+        ("prompt_cache_key", "mine", "yours"),
+        ("service_tier", "flex", "priority"),
+    ],
+)
+def test_every_field_that_is_part_of_a_cache_key_is_kept_or_told(field: str, first: object, then: object) -> None:
+    sessions = kept(extra={"b": {field: first}})
+    silent, said = sessions.resume(ask()), sessions.resume(ask(extra={"b": {field: then}}))
+    assert (silent.request.extra, silent.changed) == ({"b": {field: first}}, ())
+    assert said.request.extra == {"b": {field: then}}
+    assert [text.partition(":")[0] for text in said.changed] == [f"b.{field}"]
+
+
+def test_whether_calls_may_be_parallel_is_told_beside_the_choice() -> None:
+    tools = [{"name": "t", "input_schema": {"type": "object", "properties": {}}}]
+    sessions = kept(tools=tools, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    assert sessions.resume(ask(tools=tools, tool_choice="auto")).changed == ("parallel_tool_calls: False became nothing",)
+
+
 def test_a_tool_choice_is_never_carried_over() -> None:
     tools = [{"name": "t", "input_schema": {"type": "object", "properties": {}}}]
     sessions = kept(tools=tools, tool_choice="required")

@@ -7,8 +7,8 @@ a container) is known by its id.
 
 Thinking, effort, tool choice, speed and betas enter a vendor's cache key: to change one on the way is to pay for the whole
 prompt again. So what a session has set stays set where a later request says nothing, and a request that says something else
-gets it, and is told (``params_changed``). A tool choice is never carried over: what was asked of one turn must not be asked of
-the next.
+gets it, and is told (``params_changed``, where it is any of its vendor's key: `cachespec.cache_terms`). A tool choice is never
+carried over: what was asked of one turn must not be asked of the next.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from cachespec.request import Request
 
 MOST = 10_000
 """Sessions remembered; the longest unused one is forgotten first."""
-FROZEN = ("speed", "betas", "thinking", "output_config", "effort", "reasoning", "reasoning_effort", "verbosity", "service_tier")
-"""Fields of a vendor's own body (in `Request.extra` and `passthrough`) that are part of what is cached."""
+FROZEN = (
+    *("speed", "betas", "thinking", "output_config", "effort", "reasoning", "reasoning_effort", "verbosity", "text"),
+    *("service_tier", "parallel_tool_calls", "context_management", "prompt_cache_key"),
+)
+"""Fields of a vendor's own body (in `Request.extra` and `passthrough`) that are part of what is cached (guides, 2026-11)."""
 STATE = ("previous_response_id", "conversation", "thread", "prompt", "container")
 """Fields of a vendor's own body that may name what the vendor keeps."""
 _K = TypeVar("_K", bound=Hashable)
@@ -99,7 +102,8 @@ class Sessions:
         reasoning = kept.reasoning if request.reasoning is None else request.reasoning
         changed = [
             *_change("reasoning", kept.reasoning, reasoning),
-            *_change("tool_choice", kept.tool_choice, request.tool_choice),
+            *_change("tool_choice", _chosen(kept.tool_choice), _chosen(request.tool_choice)),
+            *_change("parallel_tool_calls", _parallel(kept.tool_choice), _parallel(request.tool_choice)),
             *_change("response_format", kept.response_format, request.response_format),
         ]
         for before, after in ((kept.extra, extra), (kept.passthrough, passthrough)):
@@ -266,6 +270,14 @@ def _filled(given: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[s
     return {name: {**kept.get(name, {}), **given.get(name, {})} for name in dict.fromkeys((*given, *kept))}
 
 
+def _chosen(choice: ToolChoice | None) -> str | None:
+    return None if choice is None else choice.name or choice.mode
+
+
+def _parallel(choice: ToolChoice | None) -> bool | None:
+    return None if choice is None else choice.parallel
+
+
 def _change(name: str, before: object, after: object) -> list[str]:
     return [] if before == after else [f"{name}: {_said(before)} became {_said(after)}"]
 
@@ -275,8 +287,6 @@ def _said(value: object) -> str:
         return "nothing"
     if isinstance(value, Reasoning):
         return value.effort or (f"{value.budget_tokens} tokens" if value.budget_tokens is not None else "a summary")
-    if isinstance(value, ToolChoice):
-        return value.name or value.mode
     if isinstance(value, ResponseFormat):
         return value.kind
     text = str(value)

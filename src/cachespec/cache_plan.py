@@ -316,7 +316,7 @@ def _changes(changed: tuple[str, ...], cache: PromptCache | None) -> tuple[Reaso
     """What a session changes, as far as it matters to a cache, and how much of it is read all the same."""
     reasons = []
     for text in changed:
-        name = text.partition(":")[0]
+        name = text.partition(":")[0].rpartition(".")[2]
         if cache is None or name not in cache.never:
             read = (
                 "only tools and system are read of what" if cache is not None and name in cache.late else "nothing is read that"

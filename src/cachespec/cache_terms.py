@@ -34,7 +34,7 @@ class PromptCache:
         api: the protocol, which says what may carry a mark.
         keys: what a `prompt_cache_key` does: ``partition`` (a cache of its own for each key) or ``route`` (which machine).
         late: what enters a cache's key from the messages on, so that tools and system are read whatever it is: ``tool_choice``,
-            ``images`` (whether there are any).
+            ``parallel_tool_calls``, ``images`` (whether there are any).
         never: what enters it nowhere.
         isolation: what keeps two tenants' entries apart when no key does, for a person; empty where keys do it.
         priced: which models cache is told by the price list only: those that have a price for reading.
@@ -71,7 +71,7 @@ _ANTHROPIC = CacheTerms(
     source="Anthropic, prompt caching guide",
     date=_DATE,
 )
-_LATE = frozenset({"tool_choice", "images"})  # the guide's table of what invalidates what
+_LATE = frozenset({"tool_choice", "parallel_tool_calls", "images"})  # the guide's table of what invalidates what
 _WORKSPACE = "Anthropic keeps caches apart by workspace only: tenants of one workspace share entries"
 
 

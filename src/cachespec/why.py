@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from cachespec.affinity import FROZEN
 from cachespec.messages import TextPart, ToolResultPart
 from cachespec.prompt import Prompt, Segment, build_prompt, canonical_json
 from cachespec.request import Request
@@ -22,8 +23,6 @@ MissKind = Literal["appended", "datetime", "identifier", "reordered", "edited", 
 AROUND = 40
 """Characters shown of each side, at most."""
 _LEAD = 12  # of them before the difference
-_KEYED = ("thinking", "effort", "output_config", "verbosity", "text", "speed", "service_tier", "parallel_tool_calls")
-"""Fields of a vendor's own body that enter its cache key (vendors' guides, 2026-11)."""
 
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
@@ -251,7 +250,7 @@ def _settings(request: Request) -> dict[str, Any]:
         else _set({"effort": reasoning.effort, "budget_tokens": reasoning.budget_tokens, "summary": reasoning.summary}),
     }
     for owner, fields in (*request.passthrough.items(), *request.extra.items()):
-        own = {key: fields[key] for key in _KEYED if fields.get(key) is not None}
+        own = {key: fields[key] for key in FROZEN if fields.get(key) is not None}
         if own:
             values[owner] = own
     return _set(values)

@@ -74,6 +74,7 @@ async def test_whether_calls_may_be_parallel_counts_with_openai(vendor: Vendor, 
     done = await talk(vendor, model, "responses", 1, {}, {}, {"tool_choice": choice})
     assert vendor.reads[1] > 9_000
     assert (vendor.reads[2], expected(done[2])) == (0, 0)
+    assert [detail.partition(":")[0] for detail in changes(done[2])] == ["parallel_tool_calls"]
 
 
 @pytest.mark.parametrize("long", [1, 30])
@@ -92,9 +93,10 @@ async def test_with_anthropic_tools_and_system_are_read_and_no_message(vendor: V
     assert 8_500 < head < 9_100 < min(vendor.reads[1:-1])
     assert abs((expected(done[-1]) or 0) - head) < 0.05 * head
     if "tool_choice" in last:
-        assert [detail.partition("; ")[2] for detail in changes(done[-1])] == [
+        assert changes(done[-1])
+        assert {detail.partition("; ")[2] for detail in changes(done[-1])} == {
             "only tools and system are read of what was cached before"
-        ]
+        }
     again = await talk(vendor, "claude-sonnet-5", None, long, {})
     assert vendor.reads[-1] > head  # what was cached without is there still
     assert again[0].usage is not None
@@ -123,3 +125,13 @@ async def test_what_a_model_may_read_does(vendor: Vendor) -> None:
     done = await talk(vendor, "claude-sonnet-5", None, 1, {}, {}, {"extra": {"b": {"speed": "fast"}}})
     assert (vendor.reads[2], expected(done[2])) == (0, 0)
     assert vendor.reads[1] > 9_000
+
+
+@pytest.mark.parametrize(
+    "said", [{"text": {"verbosity": "low"}}, {"parallel_tool_calls": False}, {"prompt_cache_key": "mine"}], ids=str
+)
+async def test_b20_what_is_in_openais_key_stays_as_it_was_said_once(vendor: Vendor, said: dict[str, Any]) -> None:
+    done = await talk(vendor, "gpt-5.6-terra", "responses", 1, {"extra": {"b": said}}, {}, {})
+    assert [{key: body[key] for key in said} for body in vendor.bodies] == [said] * 3
+    assert min(vendor.reads[1:]) > 9_000
+    assert [changes(one) for one in done] == [[], [], []]
