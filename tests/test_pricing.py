@@ -352,6 +352,58 @@ def test_each_request_that_a_vendor_made_has_its_own_size() -> None:
     assert rates.cost(unsure, at=NOVEMBER).estimated
 
 
+@pytest.mark.parametrize(
+    ("provider", "asked", "answered", "prices", "estimated"),
+    [
+        ("openai", "gpt-5.6-terra", "gpt-5.6-terra", "gpt-5.6-terra", False),
+        ("openai", "gpt-5.6-terra", "gpt-5.6-terra-2026-07-01", "gpt-5.6-terra", False),
+        (
+            "openrouter",
+            "anthropic/claude-sonnet-4.6",
+            "anthropic/claude-4.6-sonnet-20260217",
+            "anthropic/claude-sonnet-4.6",
+            False,
+        ),
+        ("anthropic", "claude-haiku-5-5", "claude-opus-5-5", "claude-opus-5-5", False),
+        ("anthropic", "claude-opus-5-5", "claude-haiku-5-5", "claude-haiku-5-5", False),
+        ("deepseek", "deepseek-chat", "deepseek-v4-flash", "deepseek-v4-flash", False),
+        ("openai", "gpt-5.6-terra", "gpt-99-terra", "gpt-5.6-terra", True),
+        ("openai", "gpt-5.6-terra", "gpt-5.6-terra" + "-2026-07-01" * 1000, "gpt-5.6-terra", True),
+    ],
+)
+def test_the_model_that_answered_sets_the_price(provider: str, asked: str, answered: str, prices: str, estimated: bool) -> None:
+    """A16: no model is given another one's price, also where another answers than was asked."""
+    rates, theirs = known(provider, asked), known(provider, prices)
+    for _ in range(2):
+        cost = rates.cost(PLAIN, billing={"model": answered}, at=NOVEMBER)
+        assert (cost.amount, cost.estimated) == (theirs.cost(PLAIN, at=NOVEMBER).amount, estimated)
+    tier = {"service_tier": "priority"}
+    tiered = rates.cost(PLAIN, billing={**tier, "model": answered}, at=NOVEMBER)
+    assert tiered.amount == theirs.cost(PLAIN, billing=tier, at=NOVEMBER).amount
+    # Prices of one's own stand for whatever answers there; and before the answer nobody knows who that is.
+    ours = hosted_rates(provider, asked, prices={"input": "1", "cache_read": "1", "output": "1"})
+    assert ours is not None
+    assert ours.cost(PLAIN, billing={"model": answered}) == ours.cost(PLAIN)
+    assert not ours.cost(PLAIN, billing={"model": answered}).estimated
+
+
+def test_each_request_that_a_vendor_made_has_the_price_of_its_model() -> None:
+    """A declined request, and the one of a fallback model that served it; an adviser whose price nobody knows."""
+    counts = {"input_tokens": 1000, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 100}
+    message = {"type": "message", "model": "claude-opus-5-5", **counts}
+    rates, other = known("anthropic", "claude-opus-5-5"), known("anthropic", "claude-haiku-5-5")
+    one, two = rates.cost(PLAIN, at=NOVEMBER).amount, other.cost(PLAIN, at=NOVEMBER).amount
+    assert one is not None
+    assert two is not None
+    for kind, model, amount, estimated in (
+        ("fallback_message", "claude-haiku-5-5", one + two, False),
+        ("advisor_message", "claude-haiku-99", 2 * one, True),
+    ):
+        usage = usage_from("messages", {**counts, "iterations": [message, {"type": kind, "model": model, **counts}]})
+        cost = rates.cost(usage, at=NOVEMBER)
+        assert (cost.amount, cost.estimated) == (amount, estimated)
+
+
 def test_a_tier_is_a_cliff_on_the_whole_input() -> None:
     rates = known("openai", "gpt-6-sol")
 

@@ -1,4 +1,4 @@
-"""Prices of tokens and of time as frozen values, and the arithmetic on them: microseconds, no I/O.
+"""Prices of tokens as frozen values, and the arithmetic on them: microseconds, no I/O.
 
 How a token without a price of its own class is billed, and when that makes a cost `estimated`:
 
@@ -15,6 +15,7 @@ searches, no price of their own       nothing                                   
 media, at their own price             that, as if none of them were read or written                where any was
 sound, no price of its own            text                                                         yes
 images, films, no price of their own  text                                                         no
+another model, not listed             the one that was asked for                                   yes
 a service tier that is not listed     the standard price (its worst case: unknown)                 yes
 all, in dearer hours, on a weekend    those hours' price [2]_                                      yes
 input or output, no price             the cost is None                                             no
@@ -30,15 +31,14 @@ own, which stand for whatever was asked for.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+from decimal import Decimal
 from time import time as unix_time
 
 from cachespec.errors import InputError
-from cachespec.usage import EXACT, MEDIA, WEB_SEARCH, WRITE_TTLS, Cost, Usage, exact
+from cachespec.usage import EXACT, MEDIA, WEB_SEARCH, WRITE_TTLS, Cost, Made, Usage
 
 Tiers = tuple[tuple[int, Decimal], ...]
 """USD per million tokens by size of the request: the price of the last tier whose start its input tokens exceed."""
@@ -49,7 +49,10 @@ _SEEN = tuple(medium for medium in MEDIA if medium != _SOUND)
 _MILLION = Decimal(1_000_000)
 _ZERO = Decimal(0)
 _FREE: Tiers = ((0, _ZERO),)
-_TINY = Decimal("1e-12")
+
+MODEL = "model"
+"""The billing fact that is no tier: which model answered, as the vendor names it."""
+_LONGEST_NAME = 128
 
 _NEUTRAL = frozenset({"default", "standard", "standard_only", "auto", "on_demand", "global", "not_available", ""})
 """Values of billing facts that mean the standard price."""
@@ -60,7 +63,7 @@ _CHEAPER = frozenset({"flex", "batch"})
 _WEEKEND = (5, 6)  # days of `datetime.weekday`
 
 _NO_FACTS: frozenset[tuple[str, str]] = frozenset()
-_FACTS_KEPT = 64  # sets of billing facts
+_FACTS_KEPT = 64  # sets of billing facts, and models that answered
 
 OVERRIDE = "override"
 """The source of prices that the configuration gives."""
@@ -140,6 +143,10 @@ class TokenRates:
     variants: tuple[PriceList, ...] = ()
     silent_reads: bool = False
     """Reads that were not reported did not happen (see the module's footnote)."""
+    others: Callable[[str], TokenRates | None] | None = field(default=None, repr=False, compare=False)
+    """The same vendor's prices of a model; None where these prices stand for whichever model answers."""
+    _answered: dict[str, TokenRates | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The prices of models that answered."""
     _now: dict[frozenset[tuple[str, str]], _InForce] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What holds now, by billing facts."""
 
@@ -152,14 +159,30 @@ class TokenRates:
         at: datetime | None = None,
     ) -> Cost:
         """See `Rates.cost`. `busy_s` plays no part in a price per token."""
-        if not usage.requests:
+        answered = None if billing is None else billing.get(MODEL)
+        if answered is None and not usage.requests:  # a quote
             return self._cost(usage, billing, at)
-        costs = [self._cost(made.usage, billing, at) for made in usage.requests]
+        costs: list[Cost] = []
+        for made in usage.requests or (Made(usage=usage),):
+            name = made.model or answered
+            rates = self if name is None else self._of(name)
+            cost = (rates or self)._cost(made.usage, billing, at)
+            costs.append(cost if rates is not None or cost.amount is None else replace(cost, estimated=True))
         amount: Decimal | None = _ZERO
         for cost in costs:
             amount = None if amount is None or cost.amount is None else EXACT.add(amount, cost.amount)
         estimated = amount is not None and any(cost.estimated for cost in costs)
         return Cost(amount=amount, estimated=estimated, source=self.source, price_date=costs[0].price_date)
+
+    def _of(self, model: str) -> TokenRates | None:
+        """The prices of the model that answered; None where they are not known."""
+        if self.others is None:
+            return self
+        if model not in self._answered:
+            if len(self._answered) >= _FACTS_KEPT:
+                self._answered.clear()
+            self._answered[model] = self.others(model) if len(model) <= _LONGEST_NAME else None
+        return self._answered[model]
 
     def _cost(self, usage: Usage, billing: Mapping[str, str] | None, at: datetime | None) -> Cost:
         """The price of one request of a vendor's."""
@@ -248,7 +271,7 @@ class TokenRates:
 
 def _facts(billing: Mapping[str, str] | None) -> Mapping[str, str]:
     """Billing facts that may change a price. Anthropic's and Gemini's batch tier is the table's `processing`."""
-    facts = {key: value for key, value in (billing or {}).items() if isinstance(value, str)}
+    facts = {key: value for key, value in (billing or {}).items() if isinstance(value, str) and key != MODEL}
     if facts.get("service_tier") == "batch":
         facts["processing"] = facts.pop("service_tier")
     return facts
@@ -343,43 +366,3 @@ def _utc(at: datetime | None) -> datetime:
         return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     except OverflowError:
         raise InputError(f"is no time in UTC: {at.isoformat()}", field="at") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HourlyRates:
-    """A local engine billed by busy time: seconds x price per hour / 3600, to 12 decimals."""
-
-    per_hour: Decimal
-    source: str = field(default="config", init=False)
-    price_date: str | None = field(default=None, init=False)
-
-    def cost(
-        self,
-        usage: Usage,
-        *,
-        busy_s: float | None = None,
-        billing: Mapping[str, str] | None = None,
-        at: datetime | None = None,
-    ) -> Cost:
-        """See `Rates.cost`: None while the seconds are not known."""
-        return Cost(amount=self._price(busy_s), estimated=False, source=self.source, price_date=None)
-
-    def worst(
-        self,
-        *,
-        input_tokens: int,
-        output_tokens: int,
-        seconds: float | None = None,
-        billing: Mapping[str, str] | None = None,
-        at: datetime | None = None,
-    ) -> Decimal | None:
-        """See `Rates.worst`: `seconds` is the longest the request may run; None while nobody can say."""
-        return self._price(seconds, ROUND_CEILING)
-
-    def _price(self, seconds: float | None, rounding: str = ROUND_HALF_EVEN) -> Decimal | None:
-        if not self.per_hour:
-            return Decimal(0)
-        if seconds is None or not math.isfinite(seconds) or seconds < 0:
-            return None
-        with exact():
-            return (Decimal(repr(float(seconds))) * self.per_hour / 3600).quantize(_TINY, rounding)

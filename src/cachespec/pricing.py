@@ -11,23 +11,26 @@ never 0 and never another model's (contract M2).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from cachespec._rates import INPUT, OUTPUT, OVERRIDE, READ, WRITE, HourlyRates, PriceList, Tiers, TokenRates
+from cachespec._rates import INPUT, OUTPUT, OVERRIDE, READ, WRITE, PriceList, Tiers, TokenRates
 from cachespec.annotations import MONEY
 from cachespec.errors import ConfigError
 from cachespec.shown import shown
-from cachespec.usage import WRITE_TTLS, Cost, Usage
+from cachespec.usage import WRITE_TTLS, Cost, Usage, exact
 
 __all__ = ["HourlyRates", "Rates", "TokenRates", "hosted_rates", "local_rates"]
 
 _LONGEST = 40  # characters of an amount
+_TINY = Decimal("1e-12")
 _SILENT_VENDORS = ("google", "gemini", "vertex", "cohere")
 
 
@@ -48,7 +51,8 @@ class Rates(Protocol):
         billing: Mapping[str, str] | None = None,
         at: datetime | None = None,
     ) -> Cost:
-        """The exact price of `usage`. `busy_s` is a local engine's seconds; `billing` what the response said of its tier."""
+        """The exact price of `usage`. `busy_s` is a local engine's seconds; `billing` what the response said of its tier, and
+        under ``model`` the model that answered, which may be another than was asked for."""
 
     def worst(
         self,
@@ -66,6 +70,46 @@ class Rates(Protocol):
         has set a project so names the tier in the request, or gives its prices in the configuration. None: not known,
         which is also so for a tier without a price, and for a price per hour without `seconds`.
         """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HourlyRates:
+    """A local engine billed by busy time: seconds x price per hour / 3600, to 12 decimals."""
+
+    per_hour: Decimal
+    source: str = field(default="config", init=False)
+    price_date: str | None = field(default=None, init=False)
+
+    def cost(
+        self,
+        usage: Usage,
+        *,
+        busy_s: float | None = None,
+        billing: Mapping[str, str] | None = None,
+        at: datetime | None = None,
+    ) -> Cost:
+        """See `Rates.cost`: None while the seconds are not known."""
+        return Cost(amount=self._price(busy_s), estimated=False, source=self.source, price_date=None)
+
+    def worst(
+        self,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        seconds: float | None = None,
+        billing: Mapping[str, str] | None = None,
+        at: datetime | None = None,
+    ) -> Decimal | None:
+        """See `Rates.worst`: `seconds` is the longest the request may run; None while nobody can say."""
+        return self._price(seconds, ROUND_CEILING)
+
+    def _price(self, seconds: float | None, rounding: str = ROUND_HALF_EVEN) -> Decimal | None:
+        if not self.per_hour:
+            return Decimal(0)
+        if seconds is None or not math.isfinite(seconds) or seconds < 0:
+            return None
+        with exact():
+            return (Decimal(repr(float(seconds))) * self.per_hour / 3600).quantize(_TINY, rounding)
 
 
 def hosted_rates(
@@ -91,7 +135,13 @@ def hosted_rates(
         if found is None:
             return None
         vendor, rates = found
+        rates = replace(rates, others=partial(_of_model, vendor))
     return replace(rates, silent_reads=vendor.lower().startswith(_SILENT_VENDORS))
+
+
+def _of_model(vendor: str, model: str) -> TokenRates | None:
+    rates = hosted_rates(vendor, model)
+    return rates if isinstance(rates, TokenRates) else None
 
 
 def local_rates(cost: Mapping[str, Any] | str | None) -> Rates | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import anyio
 
+from cachespec._rates import MODEL
 from cachespec.assembly import Assembly
 from cachespec.decision import TokenEstimate
 from cachespec.ledger.base import MOST_USD
@@ -29,7 +31,7 @@ def spent(
     if believable(cost):
         return usage, cost
     estimate = cut_usage(tokens, deltas=assembly.deltas, size=assembly.size)
-    cost = estimated_cost(backend.rates, estimate, busy_s=assembly.busy_s, billing=assembly.billing)
+    cost = estimated_cost(backend.rates, estimate, busy_s=assembly.busy_s, billing=_facts(assembly))
     return None, cost if believable(cost) else Cost(amount=None, estimated=True, source=None, price_date=None)
 
 
@@ -51,7 +53,7 @@ def _reported(
     if usage is not None and counted and usage.uncached is not None and usage.output is not None:
         if rates is None:
             return usage, Cost(amount=None, estimated=False, source=None, price_date=None)
-        return usage, rates.cost(usage, busy_s=busy, billing=assembly.billing)
+        return usage, rates.cost(usage, busy_s=busy, billing=_facts(assembly))
     estimate = cut_usage(tokens, deltas=assembly.deltas, size=assembly.size)
     if usage is not None:
         # Counted in part (a cut after the first counts came): what is known stands, the rest is estimated.
@@ -61,4 +63,10 @@ def _reported(
             cache_write=usage.cache_write if usage.uncached is not None else estimate.cache_write,
             output=max(usage.output or 0, estimate.output or 0),
         )
-    return usage, estimated_cost(rates, estimate, busy_s=busy, billing=assembly.billing)
+    return usage, estimated_cost(rates, estimate, busy_s=busy, billing=_facts(assembly))
+
+
+def _facts(assembly: Assembly) -> Mapping[str, str] | None:
+    """What the price depends on beside the counts: what was said of the tier, and the model that answered."""
+    model = None if assembly.started is None else assembly.started.model
+    return assembly.billing if model is None else {**(assembly.billing or {}), MODEL: model}

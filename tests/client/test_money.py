@@ -130,7 +130,7 @@ async def test_the_requests_of_one_answer_are_priced_each_by_its_size() -> None:
     """A compaction that the vendor made before it answered passes no limit together with the answer."""
     of_each = {"input_tokens": 60_000, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 5}
     iterations = [{"type": "compaction", **of_each}, {"type": "message", **of_each}]
-    with server(*message(of_each, {"iterations": iterations})) as wire:
+    with server(*message(of_each, {"iterations": iterations}, model="claude-haiku-5-5")) as wire:
         backend = AnthropicBackend(name="b", model="claude-haiku-5-5", api_key="k", base_url=wire.url)
         backend.rates = hosted_rates("anthropic", "claude-haiku-5-5")
         async with Client(backends={"b": backend}) as client:
@@ -170,3 +170,18 @@ async def test_what_tools_at_openai_cost_is_priced_or_told_as_an_estimate(
         async with Client(backends={"b": backend}) as client:
             done = await client.complete("Hi")
     assert (done.cost, done.estimated) == (Decimal(cost), estimated)
+
+
+@pytest.mark.parametrize(
+    ("model", "cost", "estimated"),
+    [("claude-haiku-5-5", "0.0000125", False), ("claude-opus-5-5", "0.0005", False), ("claude-opus-99", "0.0000125", True)],
+)
+async def test_a16_whoever_answers_has_its_own_price(model: str, cost: str, estimated: bool) -> None:
+    with server(*message(COUNTS, model=model)) as wire:
+        backend = AnthropicBackend(name="b", model="claude-haiku-5-5", api_key="k", base_url=wire.url)
+        backend.rates = hosted_rates("anthropic", "claude-haiku-5-5")
+        async with Client(backends={"b": backend, "own": claude(wire.url)}) as client:
+            done = await client.complete("Hi", model="b")
+            own = await client.complete("Hi", model="own")
+    assert (done.model, done.cost, done.estimated) == (model, Decimal(cost), estimated)
+    assert (own.cost, own.estimated) == (Decimal("0.00015"), False)  # who gives prices says what is billed there
