@@ -119,7 +119,7 @@ def over_budget(
         if priced is None or priced.expected is None:
             detail = f"the hard budget {scope} needs a price, and that of {backend.model} is not known"
         else:
-            why = "; ".join(unbounded) or "its length is not known"
+            why = "; ".join(unbounded) or "nobody knows how long it is, or what the tier it asks for costs"
             detail = f"the hard budget {scope} needs a bound on what this may cost, and there is none ({why})"
         return Reason("price_unknown", detail), PriceUnknownError(f"{backend.name}: {detail}")
     for budget in hard:
