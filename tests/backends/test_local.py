@@ -38,7 +38,16 @@ from cachespec.testing import check_backend
 pytestmark = pytest.mark.anyio
 PLAN = Plan(backend="toy")
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
-TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + PLAIN + "{# <tool_call> #}"
+
+
+def calling(before: str, after: str) -> str:
+    """A template whose calls stand between these."""
+    call = '{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}'
+    calls = "{% for c in m.tool_calls or [] %}" + before + call + after + "{% endfor %}"
+    return "{% if tools %}{{ tools | tojson }}{% endif %}" + PLAIN.replace("{% endfor %}", calls + "{% endfor %}")
+
+
+TOOLS = calling("<tool_call>", "</tool_call>")
 TOOL = Tool(name="get_weather", parameters={"type": "object"})
 
 
@@ -168,7 +177,7 @@ async def test_a_forced_call_follows_the_tool_s_schema(started: Callable[[Toy], 
         (TOOLS, {"tool_choice": ToolChoice(mode="auto", parallel=False)}, "parallel"),
         (TOOLS, {"response_format": ResponseFormat(kind="json")}, "no way to call tools"),
         (TOOLS, {"response_format": ResponseFormat(kind="json"), "tool_choice": ToolChoice(mode="required")}, "both"),
-        (PLAIN + "{{ tools }}[TOOL_CALLS]", {"tool_choice": ToolChoice(mode="required")}, "cannot be forced"),
+        (calling("[TOOL_CALLS][", "]"), {"tool_choice": ToolChoice(mode="required")}, "cannot be forced"),
     ],
 )
 async def test_what_cannot_be_forced_is_refused(
@@ -213,17 +222,25 @@ async def test_without_the_library_for_grammars_forms_are_refused(
         assert (reason.code, "llguidance" in reason.detail) == ("unsupported_parameter", True)
 
 
-async def test_control_tokens_that_mark_calls_reach_the_parser(started: Callable[[Toy], object]) -> None:
-    template = PLAIN + "{{ tools | tojson if tools }}[TOOL_CALLS]"
-    backend = toy(template=template)
-    backend.runtime.info = replace(backend.runtime.info, controls={"[TOOL_CALLS]": 7})
+@pytest.mark.parametrize(
+    ("before", "after", "controls"),
+    [("[TOOL_CALLS][", "]", {"[TOOL_CALLS]": 7}), ("<tool_call>", "</tool_call>", {"<tool_call>": 7, "</tool_call>": 8})],
+)
+async def test_control_tokens_that_mark_calls_reach_the_parser(
+    started: Callable[[Toy], object], before: str, after: str, controls: dict[str, int]
+) -> None:
+    backend = toy(template=calling(before, after))
+    backend.runtime.info = replace(backend.runtime.info, controls=controls)
     request = ask(tools=(TOOL,))
     await started(backend)  # type: ignore[misc]
     size = backend.estimate(build_prompt(request)).tokens.input or 0
-    said = b'\x07[{"name": "get_weather", "arguments": {}}]'  # token 7 is the marker
+    said = before + '{"name": "get_weather", "arguments": {}}' + after
+    for text, token in controls.items():
+        said = said.replace(text, chr(token))
     backend.runtime.following = says(said, after=size)
     events = await read(await backend.open(request, PLAN, timeout=None))
     assert [(e.name, e.arguments) for e in events if isinstance(e, ToolCallDelta)] == [("get_weather", "{}")]
+    assert not [e for e in events if isinstance(e, TextDelta)]
 
 
 async def test_what_the_template_refuses_is_a_reason(started: Callable[[Toy], object]) -> None:

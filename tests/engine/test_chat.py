@@ -14,6 +14,8 @@ from tests.engine.scripted import ScriptedRuntime, info
 
 from cachespec.engine.chat import ChatTemplate, Prompt
 from cachespec.engine.runtimes.base import ModelInfo
+from cachespec.engine.toolbodies import ARGS, KEYED, NAMED
+from cachespec.engine.toolcalls import HERMES, ToolFormat
 from cachespec.errors import ConfigError, InputError
 from cachespec.messages import (
     ImagePart,
@@ -242,20 +244,88 @@ ODD = '{"city" :"Zürich",  "n":1.50}'
 
 def test_tools_are_shown_where_the_template_has_them() -> None:
     assert ChatTemplate(info(template=CHATML)).tools is None
-    form = ChatTemplate(info(template=TOOLS)).tools
-    assert form is not None
-    assert form.kind == "hermes"
+    assert ChatTemplate(info(template=TOOLS)).tools == HERMES
     text = shown(render(TOOLS, message("user", "x"), tools=[TOOL]))
     assert text.startswith('TOOLS {"type": "function", "function": {"name": "get_weather", "description": "Weather", ')
     assert text.index('"z"') < text.index('"a"')  # the caller's order
 
 
-def test_tools_that_need_a_system_message_are_found() -> None:
+def written_by(
+    calls: str, *, answers: str = "{{ m.content }}<|im_end|>\n", shows: str = "{{ tools | tojson }}"
+) -> ChatTemplate:
+    """A model whose template writes calls so, its tags being control tokens if they look like it."""
     template = (
-        "{{ messages[0].content if messages[0].role == 'system' else raise_exception('system first') }}"
-        "{{ tools | tojson }}<tool_call>"
+        shows + "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.tool_calls %}" + calls + "<|im_end|>\n{% else %}" + answers + "{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
     )
-    assert ChatTemplate(info(template=template)).tools is not None
+    tags = ("<tool_call>", "</tool_call>", "<|eom|>", "<|action|>", "</s>")
+    controls = {text: 300 + i for i, text in enumerate((*CONTROLS, *tags))}
+    return ChatTemplate(replace(info(template=template, controls=controls), eos="</s>"))
+
+
+EACH = "{% for c in m.tool_calls %}{% set f = c.function %}"
+JSON_CALL = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
+PAIRS = "{% for k, v in f.arguments | items %}"
+VALUE = "{{ v if v is string else v | tojson }}"
+
+
+@pytest.mark.parametrize(
+    ("calls", "form"),
+    [
+        (EACH + f"<tool_call>\n{JSON_CALL}\n</tool_call>{{% endfor %}}", HERMES),
+        (EACH + f"<think></think>\n\n<tool_call>{JSON_CALL}</tool_call>{{% endfor %}}", None),  # text beside it
+        ("<tool_calls>[" + EACH + JSON_CALL + "{% endfor %}]</tool_calls>", ToolFormat("<tool_calls>", "</tool_calls>")),
+        (
+            EACH + f"<tool_call>{{{{ f.name }}}}{PAIRS}<arg_key>{{{{ k }}}}</arg_key><arg_value>{VALUE}</arg_value>"
+            "{% endfor %}</tool_call>{% endfor %}",
+            ToolFormat("<tool_call>", "</tool_call>", KEYED),
+        ),
+        (
+            EACH + f"<tool_call>\n<function={{{{ f.name }}}}>\n{PAIRS}<parameter={{{{ k }}}}>\n{VALUE}\n</parameter>\n"
+            "{% endfor %}</function>\n</tool_call>{% endfor %}",
+            ToolFormat("<tool_call>", "</tool_call>", NAMED),
+        ),
+        ("[TOOL_CALLS] [" + EACH + JSON_CALL + "{% endfor %}]</s>", ToolFormat("[TOOL_CALLS]")),
+        (
+            EACH + "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}{% endfor %}</s>",
+            ToolFormat("[TOOL_CALLS]", body=ARGS),
+        ),
+        (
+            EACH + JSON_CALL.replace('arguments"', 'parameters"') + "<|eom|>{% endfor %}",
+            ToolFormat("<|python_tag|>", bare=True),
+        ),
+        # Not understood: it is no use to say that this model can call tools.
+        (EACH + "<tool_call><invoke name={{ f.name }}>{{ f.arguments | tojson }}</invoke></tool_call>{% endfor %}", None),
+        (EACH + '<|action|>[{"name": "{{ f.name }}", "parameters": {}}]{% endfor %}', None),  # arguments are left out
+        (
+            EACH + '<tool_call>{"name": "{{ f.name }}", "arguments": {{ f.arguments }}}</tool_call>{% endfor %}',
+            None,
+        ),  # as Python does
+        ("", None),
+        ("{{ raise_exception('no calls') }}", None),
+    ],
+)
+def test_the_format_of_calls_is_that_which_reads_what_the_template_writes(calls: str, form: ToolFormat | None) -> None:
+    assert written_by(calls).tools == form
+
+
+def test_what_surrounds_an_answer_is_no_part_of_its_calls() -> None:
+    calls = EACH + f"<tool_call>\n{JSON_CALL}\n</tool_call>{{% endfor %}}<|eom|>"
+    assert (
+        written_by("<think></think>\n" + calls, answers="<think></think>\n{{ m.content | trim }}</s><|im_end|>\n").tools
+        == HERMES
+    )
+    assert (
+        written_by(calls, shows='Write <tool_call>{"name": ..., "arguments": ...}</tool_call>. {{ tools | tojson }}').tools
+        == HERMES
+    )
+    assert written_by(calls, shows="").tools is None  # no tool is shown
+
+
+def test_tools_that_need_a_system_message_are_found() -> None:
+    template = TOOLS + "{{ '' if messages[0].role == 'system' else raise_exception('system first') }}"
+    assert ChatTemplate(info(template=template)).tools == HERMES
 
 
 def test_calls_and_results_keep_their_text_and_their_place() -> None:

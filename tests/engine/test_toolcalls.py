@@ -9,17 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachespec.engine.toolcalls import Piece, PlainText, ToolFormat, read_call, read_calls, split_object, tool_format
+from cachespec.engine.toolbodies import ARGS, JSON, KEYED, NAMED, split_object
+from cachespec.engine.toolcalls import FORMATS, HERMES, Piece, PlainText, ToolFormat
 from cachespec.events import TextDelta, ToolCallDelta
+from cachespec.messages import Tool
 
-NAMES = frozenset({"get_weather", "f"})
+PROPERTIES = {
+    "city": {"type": "string"},
+    "n": {"type": "integer"},
+    "x": {"type": ["number", "string"]},
+    "on": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    "mode": {"enum": ["12", "a"]},
+    "other": {"enum": [12, "a"]},
+    "same": {"const": "3"},
+    "any": {},
+    "either": {"oneOf": [{"type": "string"}, {}]},
+}
+USABLE = (Tool(name="get_weather", parameters={"type": "object", "properties": PROPERTIES}), Tool(name="f"))
 ODD = '{"city" : "Zürich\\n\\u00e9",  "n": 1.50, "deep":{"a":[1,2, {}]}, "t":"</tool_call"}'
 
 TAGGED = '{"q": "a </tool_call>, \\\\", "</tool_call>": "\\"</tool_call><tool_call>\\""}'
 
 
 def run(form: ToolFormat, text: str, at: list[int]) -> tuple[str, list[tuple[str, str]], list[Piece]]:
-    parser = form.parser(NAMES)
+    parser = form.parser(USABLE)
     points = sorted({0, len(text), *(a % (len(text) + 1) for a in at)})
     pieces: list[Piece] = []
     for a, b in pairwise(points):
@@ -36,8 +49,19 @@ def call(arguments: str, name: str = "get_weather", key: str = "arguments") -> s
     return f'{{"name": "{name}", "{key}": {arguments}}}'
 
 
-HERMES, LLAMA = ToolFormat("hermes"), ToolFormat("llama", ("<|python_tag|>",))
-MISTRAL = ToolFormat("mistral", ("[TOOL_CALLS]",))
+def keyed(name: str, **arguments: str) -> str:
+    return name + "".join(f"\n<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>" for k, v in arguments.items()) + "\n"
+
+
+def named(name: str, **arguments: str) -> str:
+    lines = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in arguments.items())
+    return f"\n<function={name}>\n{lines}</function>\n"
+
+
+LLAMA, MISTRAL = ToolFormat("<|python_tag|>", bare=True), ToolFormat("[TOOL_CALLS]")
+GLM, CODER = (ToolFormat("<tool_call>", "</tool_call>", body) for body in (KEYED, NAMED))
+DEVSTRAL = ToolFormat("[TOOL_CALLS]", body=ARGS)
+ACTIONS = ToolFormat("<|START_ACTION|>", "<|END_ACTION|>")
 CUTS = st.lists(st.integers(0, 400), max_size=30)
 CASES = [
     (HERMES, "Just text, 1 < 2.\n", "Just text, 1 < 2.\n", []),
@@ -50,6 +74,13 @@ CASES = [
     ),
     (HERMES, f"<tool_call>\n{call(ODD)}", "", [("get_weather", ODD)]),  # the closing tag was cut off
     (HERMES, "<tool_call>\nnot json\n</tool_call> and on", "<tool_call>\nnot json\n</tool_call> and on", []),
+    (HERMES, "Say \n<tool_call> so.", "Say \n<tool_call> so.", []),
+    (
+        HERMES,
+        f"<tool_call>{call('{}')}</tool_call>\n <tool_call>no</tool_call>",
+        "\n <tool_call>no</tool_call>",
+        [("get_weather", "{}")],
+    ),
     (HERMES, '<tool_call>{"name": 1}</tool_call>', '<tool_call>{"name": 1}</tool_call>', []),
     (HERMES, "<tool_cal", "<tool_cal", []),
     (HERMES, f"<tool_call>\n{call(TAGGED)}\n</tool_call> ", "", [("get_weather", TAGGED)]),
@@ -88,6 +119,54 @@ CASES = [
     (MISTRAL, f"Sure. [TOOL_CALLS] [{call(ODD)}]", "Sure. ", [("get_weather", ODD)]),
     (MISTRAL, "[TOOL_CALLS][broken", "[TOOL_CALLS][broken", []),
     (MISTRAL, "[1, 2]", "[1, 2]", []),
+    (HERMES, f"<tool_call>[{call('{}')},\n{call(ODD, 'f')}]</tool_call>", "", [("get_weather", "{}"), ("f", ODD)]),
+    (
+        ACTIONS,
+        f'I see.<|START_ACTION|>[\n  {{"tool_call_id": "0", "tool_name": "f", "parameters": {ODD}}}\n]<|END_ACTION|>',
+        "I see.",
+        [("f", ODD)],
+    ),
+    (DEVSTRAL, f"Sure.[TOOL_CALLS]get_weather[ARGS]{ODD}", "Sure.", [("get_weather", ODD)]),
+    (DEVSTRAL, f"[TOOL_CALLS]f[ARGS] {{}}\n[TOOL_CALLS]f[CALL_ID]x1[ARGS]{ODD}", "", [("f", "{}"), ("f", ODD)]),
+    (DEVSTRAL, "[TOOL_CALLS]f[ARGS]{} and", "[TOOL_CALLS]f[ARGS]{} and", []),
+    (DEVSTRAL, "[TOOL_CALLS]", "[TOOL_CALLS]", []),
+    (
+        GLM,
+        f"So.\n<tool_call>{keyed('get_weather', city='12', n=' 3', x='1.50')}</tool_call>\n<tool_call>f</tool_call>",
+        "So.",
+        [("get_weather", '{"city": "12", "n": 3, "x": 1.50}'), ("f", "{}")],
+    ),
+    (
+        GLM,
+        "<tool_call>" + keyed("g", a='"</tool_call><arg_key>"', b='[1, {"a":  2}]') + "</tool_call>",
+        "",
+        [("g", '{"a": "\\"</tool_call><arg_key>\\"", "b": [1, {"a":  2}]}')],
+    ),
+    (GLM, "A <tool_call>word</tool_call>.", "A <tool_call>word</tool_call>.", []),
+    (GLM, f"<tool_call>{call(ODD)}</tool_call>", f"<tool_call>{call(ODD)}</tool_call>", []),
+    (GLM, "<tool_call>f<arg_key>a</arg_key></tool_call>", "<tool_call>f<arg_key>a</arg_key></tool_call>", []),
+    (
+        CODER,
+        "<tool_call>" + named("get_weather", city=" a\n", on="True", any="[1]") + "</tool_call>",
+        "",
+        [("get_weather", '{"city": " a\\n", "on": true, "any": [1]}')],
+    ),
+    (
+        CODER,
+        f"<tool_call>{named('f', a='</tool_call>')}</tool_call><tool_call>{named('f')}",
+        "",
+        [("f", '{"a": "</tool_call>"}'), ("f", "{}")],
+    ),
+    (
+        CODER,
+        "<tool_call><function=f><parameter=a>\nx</parameter><parameter=b>\n\n</parameter></function></tool_call>",
+        "",
+        [("f", '{"a": "\\nx", "b": ""}')],
+    ),
+    (CODER, "<tool_call><function=f><parameter=a>é</parameter></function></tool_call>", "", [("f", '{"a": "é"}')]),
+    (CODER, "<tool_call><function=f><parameter=a></parameter></function></tool_call>", "", [("f", '{"a": ""}')]),
+    (CODER, "<tool_call><function=f> x</function></tool_call>!", "<tool_call><function=f> x</function></tool_call>!", []),
+    (CODER, "<tool_call><function=f></tool_call>", "<tool_call><function=f></tool_call>", []),
 ]
 
 
@@ -98,7 +177,7 @@ def test_calls_and_text(form: ToolFormat, text: str, shown: str, calls: list[tup
 
 
 def test_text_is_not_held_back_longer_than_needed() -> None:
-    parser = HERMES.parser(NAMES)
+    parser = HERMES.parser(USABLE)
     assert parser.push("Hello <") == [TextDelta("Hello")]
     assert parser.push("b> ") == [TextDelta(" <b>")]
     assert parser.push("x") == [TextDelta(" x")]
@@ -106,14 +185,14 @@ def test_text_is_not_held_back_longer_than_needed() -> None:
 
 @given(st.text(max_size=60))
 def test_text_without_calls_comes_through_unchanged(text: str) -> None:
-    for form in (HERMES, LLAMA, MISTRAL):
-        if "tool_call" in text or "TOOL" in text or "python" in text:
+    for form in FORMATS:
+        if any(marker in text for marker in form.markers):
             continue
         assert run(form, text, [3, 9, 20])[0] == text
 
 
 def test_broken_calls_are_not_kept_back() -> None:
-    parser = HERMES.parser(NAMES)
+    parser = HERMES.parser(USABLE)
     assert parser.push('<tool_call>{"a": "</tool_call>') == []  # a string is open: it may go on
     assert parser.push('"} no call</tool_call>') == [
         TextDelta('<tool_call>{"a": "</tool_call>'),
@@ -152,25 +231,53 @@ def test_members_keep_their_text(value: dict[str, object]) -> None:
 )
 def test_what_is_no_object(text: str) -> None:
     assert split_object(text, 0) is None
-    assert read_call(text) is None
+    assert JSON.read(text, {}) is None
 
 
 def test_deep_nesting_is_no_crash() -> None:
-    assert read_call('{"name": "f", "arguments": ' + "[" * 100_000) is None
+    assert JSON.read('{"name": "f", "arguments": ' + "[" * 100_000, {}) is None
+    assert run(CODER, f"<tool_call>{named('f', a='[' * 100_000)}</tool_call>", [])[1] == [
+        ("f", json.dumps({"a": "[" * 100_000}))
+    ]
 
 
-def test_one_call_is_one_call() -> None:
-    assert read_call(call("{}") + " ") is None  # the caller strips
-    assert read_calls(call("{}") + " and text") is None
-    assert read_calls("") is None
-    assert read_calls("[1]") is None
+def test_calls_are_all_there_is() -> None:
+    assert JSON.read(call("{}") + " and text", {}) is None
+    assert JSON.read("[1]", {}) is None
+    assert JSON.read("[" + call("{}"), {}) is None
 
 
-def test_format_by_template() -> None:
-    assert tool_format("... <tool_call> ...") == HERMES
-    assert tool_format("... [TOOL_CALLS] ...") == MISTRAL
-    assert tool_format("... <|python_tag|> ...") == LLAMA
-    assert tool_format('... {"name": x, "parameters": y} ...') == LLAMA
-    assert tool_format("... <tool_call><function=x> ...") is None  # XML arguments: not understood here
-    assert tool_format("... [TOOL_CALLS]name[ARGS]{} ...") is None
-    assert tool_format("no calls at all") is None
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("city", "true", '"true"'),
+        ("city", ' "a" ', '" \\"a\\" "'),
+        ("n", " 12 ", "12"),
+        ("n", "twelve", '"twelve"'),  # what it is not cannot be made of it
+        ("any", '"a"', '"\\"a\\""'),  # strings are written without quotes
+        ("x", "12", "12"),
+        ("x", "true", '"true"'),
+        ("x", "NaN", '"NaN"'),
+        ("on", "False", "false"),
+        ("on", "None", "null"),
+        ("mode", "12", '"12"'),
+        ("other", "12", "12"),
+        ("other", "a", '"a"'),
+        ("same", "3", '"3"'),
+        ("any", "True", '"True"'),
+        ("any", "null", "null"),
+        ("any", '{"a" : 1e5}', '{"a" : 1e5}'),
+        ("either", "1", "1"),
+        ("unknown", "-0.5", "-0.5"),
+    ],
+)
+def test_values_without_quotes_are_what_the_schema_says(key: str, text: str, value: str) -> None:
+    for form, written in ((GLM, keyed("get_weather", **{key: text})), (CODER, named("get_weather", **{key: text}))):
+        assert run(form, f"<tool_call>{written}</tool_call>", [])[1] == [("get_weather", f'{{"{key}": {value}}}')]
+
+
+def test_markers_are_all_that_a_format_is_made_of() -> None:
+    assert HERMES.markers == ("<tool_call>", "</tool_call>")
+    assert {"<tool_call>", "<arg_key>", "</arg_value>"} <= set(GLM.markers)
+    assert LLAMA.markers == ("<|python_tag|>",)
+    assert len(set(FORMATS)) == len(FORMATS)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cachespec.engine.structured import Grammar, Vocabulary, schema_text
-from cachespec.engine.toolcalls import ToolFormat
+from cachespec.engine.toolcalls import HERMES, ToolFormat
 from cachespec.errors import InputError
 from cachespec.messages import Tool
 from cachespec.request import Request
@@ -45,8 +45,8 @@ class Forcing:
         return self._compile("json" if form.kind == "json" else "schema", json.dumps(form.schema, sort_keys=False))
 
     def _call(self, request: Request) -> str:
-        """One call, in the form ``hermes``: a tool's name, and arguments by its schema."""
-        if self._form is None or self._form.kind != "hermes" or "<tool_call>" in self._controls:
+        """One call, in Hermes' form: a tool's name, and arguments by its schema."""
+        if self._form != HERMES or "<tool_call>" in self._controls:
             raise InputError("the calls of this model cannot be forced", field="tool_choice")
         choice = request.tool_choice
         tools = [t for t in request.tools if choice is None or choice.mode != "tool" or t.name == choice.name]

@@ -382,4 +382,4 @@ def _tools(loaded: _Loaded, request: Request) -> dict[str, Any]:
         return {"parser": PlainText()}
     controls = loaded.runtime.info.controls
     pieces = {controls[marker]: marker.encode() for marker in form.markers if marker in controls}
-    return {"parser": form.parser(frozenset(tool.name for tool in request.tools)), "pieces": pieces}
+    return {"parser": form.parser(request.tools), "pieces": pieces}

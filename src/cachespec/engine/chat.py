@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from cachespec.engine.runtimes.base import ModelInfo, Runtime
-from cachespec.engine.toolcalls import ToolFormat, tool_format
+from cachespec.engine.toolcalls import FORMATS, ToolFormat
 from cachespec.errors import ConfigError, InputError, MissingDependencyError
 from cachespec.messages import (
     ImagePart,
@@ -31,6 +31,22 @@ from cachespec.messages import (
 
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"  # private use: stand around the number of a control text while a template runs
 _ESCAPE = re.compile(r"\\(?:u(e0f[01])|.)")  # any in JSON; its group: one of those two
+
+_PROBE = Tool(
+    name="probe_of_tools",
+    description="probe",
+    parameters={
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "description": "x"},
+            "count": {"type": "integer", "description": "x"},
+            "deep": {"type": "object", "description": "x"},
+        },
+        "required": ["text", "count", "deep"],
+    },
+)
+_PROBE_CALL = ToolCallPart(id="probe0000", name=_PROBE.name, arguments='{"text": "12", "count": 3, "deep": {"a": ["b"]}}')
+_ANSWER = "\u00a7probe\u00a7"  # begins and ends as nothing that a template writes
 
 
 class RawObject(dict[str, Any]):
@@ -52,8 +68,8 @@ class Prompt:
 class ChatTemplate:
     """The chat template of a loaded model. Safe for any number of threads.
 
-    `tools` says how calls look in the answer; None when the template knows no tools, or writes calls in a form that is
-    not understood here. A model without a template takes a single user message, as it is.
+    `tools` says how calls look in the answer; None when the template shows no tools, or writes calls in a form that is
+    not understood here: none reads them back. A model without a template takes a single user message, as it is.
 
     Raises ConfigError when the model's template is not valid Jinja, MissingDependencyError without jinja2.
     """
@@ -62,9 +78,7 @@ class ChatTemplate:
         self._info = info
         self._template = None if info.chat_template is None else _compile(info.chat_template)
         self._controls = _Controls(info.controls)
-        self.tools: ToolFormat | None = None
-        if info.chat_template is not None and self._shows_tools():
-            self.tools = tool_format(info.chat_template)
+        self.tools = None if self._template is None else self._format()
 
     def prompt(
         self, runtime: Runtime, system: Sequence[TextPart], messages: Sequence[Message], tools: Sequence[Tool]
@@ -102,18 +116,31 @@ class ChatTemplate:
         except Exception as error:  # a program of somebody else's, with values of the user's: it may fail in any way
             raise InputError(f"the model's chat template refuses this request: {error}", field="messages") from error
 
-    def _shows_tools(self) -> bool:
-        """Whether a tool changes what the template prints."""
-        probe = _tool_json(Tool(name="probe_of_tools", description="probe", parameters={"type": "object", "properties": {}}))
-        for turns in (
-            [{"role": "user", "content": "x"}],
-            [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}],
-        ):
+    def _format(self) -> ToolFormat | None:
+        """How the model writes calls: the template is made to write one, and the format is that which reads it back.
+
+        None when there is none such, or no tool is shown.
+        """
+        for system in ((), (_text_part("x"),)):  # some want a system message
             try:
-                return "probe_of_tools" in self._render([dict(t) for t in turns], [probe])
+                if _PROBE.name not in self._probe(system):
+                    return None
+                texts = self._probe(system, _text_part(_ANSWER)), self._probe(system, _PROBE_CALL)
             except InputError:
                 continue
-        return False
+            call = _PROBE_CALL.name, _PROBE_CALL.arguments
+            for form in FORMATS:
+                # Control tokens are no text of an answer, except those that the format is made of.
+                plain, called = (self._controls.left_out(text, form.markers) for text in texts)
+                if form.reads(_between(plain, called), call, (_PROBE,)):
+                    return form
+            return None
+        return None
+
+    def _probe(self, system: Sequence[TextPart], *answer: Part) -> str:
+        """A conversation with a tool, and with this answer if any."""
+        turns = [Message(role="user", parts=(_text_part("x"),)), Message(role="assistant", parts=answer)]
+        return self._text(system, turns[: 1 + bool(answer)], (_PROBE,), edges=False)[0]
 
     def _tokens(self, runtime: Runtime, text: str, spelled: Sequence[str]) -> list[int]:
         info = self._info
@@ -146,6 +173,10 @@ class _Controls:
     def found(self, text: str) -> list[str]:
         """Every control token that a rendered text has, in order."""
         return self._pattern.findall(text)
+
+    def left_out(self, text: str, markers: Collection[str]) -> str:
+        """A rendered text without its control tokens, these markers aside."""
+        return self._pattern.sub(lambda match: match[0] if match[0] in markers else "", text)
 
     def edges(self, text: str) -> tuple[int, int]:
         """How long a start and how long an end of `text` may be a piece of a control token together with its neighbours."""
@@ -190,6 +221,21 @@ class _Guard:
             return ""
         self.spelled.append(text)
         return f"{_OPEN}{len(self.spelled) - 1}{_CLOSE}"
+
+
+def _text_part(text: str) -> TextPart:
+    return TextPart(text=text)
+
+
+def _between(plain: str, other: str) -> str:
+    """What stands in `other` where `plain` has its answer."""
+    start = _common(plain, other)
+    return other[start : len(other) - _common(plain[:start:-1], other[:start:-1])]
+
+
+def _common(one: str, other: str) -> int:
+    """How long a beginning they share."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _turns(system: Sequence[TextPart], messages: Sequence[Message], warnings: list[str], guard: _Guard) -> list[dict[str, Any]]:

@@ -1,10 +1,7 @@
 """Tool calls in the text of an answer: found while it streams, their argument text byte for byte.
 
-Three ways of writing calls are understood; which one a model uses is read off its chat template:
-
-- ``hermes``: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen 2.5 and 3, and many more)
-- ``llama``: an answer that is nothing but ``{"name": ..., "parameters": {...}}``, several separated by ``;`` (Llama 3.1)
-- ``mistral``: ``[TOOL_CALLS]`` and a list of such objects
+A model writes calls in the way it was trained on, and its chat template writes earlier ones back in the same way. So a
+`ToolFormat` is a model's own exactly if it finds the calls that the template writes; `ChatTemplate` tries that.
 
 What looks like a call and turns out to be none comes out as the text it is.
 """
@@ -12,31 +9,66 @@ What looks like a call and turns out to be none comes out as the text it is.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
 from cachespec.engine.text import overlap
+from cachespec.engine.toolbodies import ARGS, JSON, KEYED, NAMED, SPACE, Body, Call, Schemas
 from cachespec.events import TextDelta, ToolCallDelta
+from cachespec.messages import Tool
 
 Piece: TypeAlias = TextDelta | ToolCallDelta
-_SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes calls. `markers` are control tokens whose text the parser needs to see."""
+    """How a model writes calls: `body` after `open`, up to `close`, or without one to the end of the answer.
 
-    kind: Literal["hermes", "llama", "mistral"]
-    markers: tuple[str, ...] = ()
+    `bare`: `open` may be missing; then an answer is calls from its first brace on, or has none.
+    """
 
-    def parser(self, names: frozenset[str]) -> ToolParser:
-        """A parser for one answer; `names` are the tools it may call."""
-        if self.kind == "hermes":
-            return _Tagged()
-        return _Trailing(self.markers[0], names, bare=self.kind == "llama")
+    open: str
+    close: str = ""
+    body: Body = JSON
+    bare: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What the parser needs to see where it is a control token."""
+        return tuple(filter(None, (self.open, self.close, *self.body.markers)))
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        """A parser for one answer, which may call these tools."""
+        schemas = {tool.name: tool.parameters for tool in tools}
+        return _Tagged(self, schemas) if self.close else _Trailing(self, schemas)
+
+    def reads(self, text: str, call: Call, tools: Sequence[Tool]) -> bool:
+        """Whether it finds in a text this call, and nothing else."""
+        parser = self.parser(tools)
+        found = parser.push(text) + parser.finish()
+        calls = [piece for piece in found if isinstance(piece, ToolCallDelta)]
+        if len(calls) != 1 or calls[0].name != call[0] or any(p.text.strip(SPACE) for p in found if isinstance(p, TextDelta)):
+            return False
+        try:
+            return bool(json.loads(calls[0].arguments) == json.loads(call[1]))
+        except ValueError:
+            return False
+
+
+HERMES: Final = ToolFormat("<tool_call>", "</tool_call>")
+FORMATS: Final = (
+    HERMES,  # Hermes, Qwen 2.5 and 3, Granite 4, and many more
+    ToolFormat("<tool_call>", "</tool_call>", KEYED),  # GLM 4.5 to 4.7
+    ToolFormat("<tool_call>", "</tool_call>", NAMED),  # Qwen 3 Coder, Qwen 3.5, Nemotron 3
+    ToolFormat("<tool_calls>", "</tool_calls>"),  # Apriel, MiniMax M1
+    ToolFormat("<|START_ACTION|>", "<|END_ACTION|>"),  # Command R7B and later
+    ToolFormat("[TOOL_CALLS]"),  # Mistral: a list
+    ToolFormat("[TOOL_CALLS]", body=ARGS),  # Mistral, from 2025 on
+    ToolFormat("<|function_call|>"),  # GigaChat
+    ToolFormat("<|python_tag|>", bare=True),  # Llama 3.1: several are separated by semicolons
+)
 
 
 class ToolParser(Protocol):
@@ -49,19 +81,6 @@ class ToolParser(Protocol):
 
     def finish(self) -> list[Piece]:
         """What was withheld, now that the answer ended."""
-
-
-def tool_format(template: str) -> ToolFormat | None:
-    """The format that a template with tools writes; None when it is not one of ours."""
-    if "<function=" in template or "[ARGS]" in template:
-        return None
-    if "<tool_call>" in template:
-        return ToolFormat("hermes")
-    if "[TOOL_CALLS]" in template:
-        return ToolFormat("mistral", ("[TOOL_CALLS]",))
-    if "<|python_tag|>" in template or ('"parameters"' in template and '"name"' in template):
-        return ToolFormat("llama", ("<|python_tag|>",))
-    return None
 
 
 class PlainText:
@@ -79,21 +98,21 @@ class PlainText:
 class _Tagged:
     """Calls between tags. White space around a call belongs to the format: templates write it back themselves.
 
-    A closing tag inside a string of the call is text of that string, unless there is no call with it so.
+    A closing tag inside a value of the call is text of that value, unless there is no call with it so.
     """
 
-    _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-
-    def __init__(self) -> None:
+    def __init__(self, form: ToolFormat, schemas: Schemas) -> None:
         self.calls = 0
+        self._form, self._schemas = form, schemas
         self._buffer = ""
         self._inside = False
+        self._gap = ""  # white space before it
         self._begin()
 
     def _begin(self) -> None:
         self._searched = 0  # no closing tag begins before here that was not looked at
-        self._strings = _Strings()
-        self._doubtful: int | None = None  # the first closing tag that is in a string
+        self._values = _Values(self._form.body)
+        self._doubtful: int | None = None  # the first closing tag that is in a value
 
     def push(self, text: str) -> list[Piece]:
         self._buffer += text
@@ -102,27 +121,30 @@ class _Tagged:
     def finish(self) -> list[Piece]:
         found = self._take(ended=True)
         rest, self._buffer = self._buffer, ""
-        if self.calls and not rest.strip(_SPACE):
+        if self.calls and not rest.strip(SPACE):
             return found
         return found + self._text(rest)
 
     def _take(self, *, ended: bool) -> list[Piece]:
         found: list[Piece] = []
+        opening = self._form.open
         while True:
             if self._inside:
-                piece = self._call(ended)
-                if piece is None:
+                pieces = self._call(ended)
+                if not pieces:
                     return found
-                found.append(piece)
+                found += pieces
                 continue
-            start = self._buffer.find(self._OPEN)
+            start = self._buffer.find(opening)
             if start >= 0:
-                found += self._text(self._buffer[:start].rstrip(_SPACE))
-                self._buffer = self._buffer[start + len(self._OPEN) :]
+                shown = self._buffer[:start].rstrip(SPACE)
+                found += self._text(shown)
+                self._gap = self._buffer[len(shown) : start]
+                self._buffer = self._buffer[start + len(opening) :]
                 self._inside = True
                 self._begin()
                 continue
-            shown = self._buffer[: len(self._buffer) - overlap(self._buffer, self._OPEN)].rstrip(_SPACE)
+            shown = self._buffer[: len(self._buffer) - overlap(self._buffer, opening)].rstrip(SPACE)
             found += self._text(shown)
             self._buffer = self._buffer[len(shown) :]
             return found
@@ -130,43 +152,43 @@ class _Tagged:
     def _text(self, text: str) -> list[Piece]:
         return [TextDelta(text)] if text else []
 
-    def _call(self, ended: bool) -> Piece | None:
-        """The call that the buffer begins with, or what is none as the text it is; None: it may go on."""
+    def _call(self, ended: bool) -> list[Piece]:
+        """The calls that the buffer begins with, or what are none as the text it is; nothing: it may go on."""
+        closing = self._form.close
         while True:
-            end = self._buffer.find(self._CLOSE, self._searched)
+            end = self._buffer.find(closing, self._searched)
             if end < 0 and not ended:
-                self._searched = max(self._searched, len(self._buffer) - len(self._CLOSE) + 1)
-                return None
-            if end < 0 or not self._strings.open_at(self._buffer, end):
+                self._searched = max(self._searched, len(self._buffer) - len(closing) + 1)
+                return []
+            if end < 0 or not self._values.open_at(self._buffer, end):
                 break
             self._doubtful = end if self._doubtful is None else self._doubtful
-            self._searched = end + len(self._CLOSE)
+            self._searched = end + len(closing)
         end = len(self._buffer) if end < 0 else end  # the closing tag may have been cut off
-        call = read_call(self._buffer[:end].strip(_SPACE))
-        if call is None and self._doubtful is not None:
+        calls = self._form.body.read(self._buffer[:end].strip(SPACE), self._schemas)
+        if calls is None and self._doubtful is not None:
             end = self._doubtful
         body, self._buffer = self._buffer[:end], self._buffer[end:]
-        close = self._CLOSE if self._buffer else ""
+        close = closing if self._buffer else ""
         self._buffer, self._inside = self._buffer[len(close) :], False
-        if call is None:
-            return TextDelta(self._OPEN + body + close)
-        self.calls += 1
-        return ToolCallDelta(self.calls - 1, f"call_{uuid4().hex[:24]}", *call)
+        if calls is None:
+            return [TextDelta(self._gap + self._form.open + body + close)]
+        first, self.calls = self.calls, self.calls + len(calls)
+        return [ToolCallDelta(first + i, f"call_{uuid4().hex[:24]}", *call) for i, call in enumerate(calls)]
 
 
-class _Strings:
-    """Where strings begin and end in a JSON text that is still growing."""
+class _Values:
+    """Where values begin and end in the body of a call that is still growing."""
 
-    _BEGIN, _END = re.compile('"'), re.compile(r'\\.|"', re.DOTALL)
-
-    def __init__(self) -> None:
+    def __init__(self, body: Body) -> None:
+        self._begins, self._ends = body.begins, body.ends
         self._at, self._open = 0, False
 
     def open_at(self, text: str, at: int) -> bool:
-        """Whether a string is open there: never before where this was asked last."""
-        while match := (self._END if self._open else self._BEGIN).search(text, self._at, at):
+        """Whether a value is open there: never before where this was asked last."""
+        while match := (self._ends if self._open else self._begins).search(text, self._at, at):
             self._at = match.end()
-            if match[0] == '"':
+            if not match[0].startswith("\\"):
                 self._open = not self._open
         self._at = max(self._at, at - 1)  # the last may be half an escape
         return self._open
@@ -175,9 +197,9 @@ class _Strings:
 class _Trailing:
     """Calls that run to the end of the answer: after a marker, or (`bare`) an answer that is one from its first brace."""
 
-    def __init__(self, marker: str, names: frozenset[str], *, bare: bool) -> None:
+    def __init__(self, form: ToolFormat, schemas: Schemas) -> None:
         self.calls = 0
-        self._marker, self._names, self._bare = marker, names, bare
+        self._marker, self._form, self._schemas = form.open, form, schemas
         self._buffer = ""
         self._parts: list[str] = []  # of the calls, once they have begun
         self._began: Literal["no", "marker", "brace"] = "no"
@@ -192,14 +214,14 @@ class _Trailing:
         if start >= 0:
             self._parts.append(self._buffer[start + len(self._marker) :])
             shown, self._buffer, self._began = self._buffer[:start], "", "marker"
-            return [TextDelta(shown)] if self._plain or shown.strip(_SPACE) else []
-        if self._bare and not self._plain and self._buffer.lstrip(_SPACE).startswith("{"):
+            return [TextDelta(shown)] if self._plain or shown.strip(SPACE) else []
+        if self._form.bare and not self._plain and self._buffer.lstrip(SPACE).startswith("{"):
             self._parts.append(self._buffer)
             self._buffer, self._began = "", "brace"
             return []
         cut = len(self._buffer) - overlap(self._buffer, self._marker)
         shown = self._buffer[:cut]
-        self._plain = self._plain or bool(shown.strip(_SPACE))
+        self._plain = self._plain or bool(shown.strip(SPACE))
         if not self._plain:
             return []  # white space at the beginning: belongs to a call, if one follows
         self._buffer = self._buffer[cut:]
@@ -210,86 +232,10 @@ class _Trailing:
         if self._began == "no":
             rest, self._buffer = self._buffer, ""
             return [TextDelta(rest)] if rest else []
-        calls = read_calls(body)
-        if calls is None or (self._began == "brace" and any(name not in self._names for name, _ in calls)):
+        calls = self._form.body.read(body.strip(SPACE), self._schemas)
+        if calls is None or (self._began == "brace" and any(name not in self._schemas for name, _ in calls)):
             text = body if self._began == "brace" else self._marker + body
             return [TextDelta(text)]
         self.calls = len(calls)
         # Mistral's templates insist on ids of nine letters and digits; others take any.
         return [ToolCallDelta(i, uuid4().hex[:9], *call) for i, call in enumerate(calls)]
-
-
-def read_calls(text: str) -> list[tuple[str, str]] | None:
-    """(name, argument text) of each call in a list, or in a row of objects; None when that is not all there is."""
-    text = text.strip(_SPACE)
-    if text.startswith("["):
-        if not text.endswith("]"):
-            return None
-        text = text[1:-1].strip(_SPACE)
-    calls: list[tuple[str, str]] = []
-    at = 0
-    while at < len(text):
-        members = split_object(text, at)
-        if members is None:
-            return None
-        call = _call(members[0])
-        if call is None:
-            return None
-        calls.append(call)
-        at = members[1]
-        while at < len(text) and text[at] in " \t\r\n;,":
-            at += 1
-    return calls or None
-
-
-def read_call(text: str) -> tuple[str, str] | None:
-    """Name and argument text of the one call that `text` is; None when it is none."""
-    members = split_object(text, 0)
-    return None if members is None or members[1] != len(text) else _call(members[0])
-
-
-def _call(members: Mapping[str, str]) -> tuple[str, str] | None:
-    name, arguments = members.get("name"), members.get("arguments", members.get("parameters", "{}"))
-    if name is None or not name.startswith('"'):
-        return None
-    if arguments.startswith('"'):
-        arguments = json.loads(arguments)  # some models write the object as a string
-    return json.loads(name), arguments
-
-
-_BLANK = re.compile(r"[ \t\r\n]*")
-
-
-def split_object(text: str, at: int) -> tuple[dict[str, str], int] | None:
-    """The members of the JSON object at `at`, each value as its own text, and where the object ends; None: no object."""
-    decoder = json.JSONDecoder()
-    members: dict[str, str] = {}
-
-    def skip(position: int) -> int:
-        blank: Any = _BLANK.match(text, position)
-        return int(blank.end())
-
-    if text[at : at + 1] != "{":
-        return None
-    at = skip(at + 1)
-    if text[at : at + 1] == "}":
-        return members, at + 1
-    try:
-        while True:
-            if text[at : at + 1] != '"':
-                return None
-            name, at = decoder.raw_decode(text, at)
-            at = skip(at)
-            if text[at : at + 1] != ":":
-                return None
-            start = skip(at + 1)
-            _, at = decoder.raw_decode(text, start)
-            members[name] = text[start:at]
-            at = skip(at)
-            if text[at : at + 1] == "}":
-                return members, at + 1
-            if text[at : at + 1] != ",":
-                return None
-            at = skip(at + 1)
-    except (ValueError, RecursionError):
-        return None
