@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from cachespec.backends.anthropic import AnthropicBackend
+from cachespec.backends.anthropic import VERSION, AnthropicBackend, anthropic_profile
 from cachespec.backends.compatible import compatible
 from cachespec.backends.openai import OpenAIBackend, generation
 from cachespec.cache_terms import ROWS, prompt_cache, with_prices
@@ -33,6 +33,8 @@ MINIMUMS = {
     "claude-haiku-4-5": 4096,
     "claude-opus-4-6": 4096,
     "claude-opus-4-5-20251101": 4096,
+    "claude-fable-5-20260201": 512,
+    "claude-haiku-4-5@20251001": 4096,
 }
 
 
@@ -41,6 +43,40 @@ def test_minimums_of_anthropics_models(model: str, minimum: int) -> None:
     cache = prompt_cache("anthropic", "messages", model)
     assert cache is not None
     assert cache.terms.minimum == minimum
+
+
+ELSEWHERE = (
+    "anthropic.{}",
+    "us.anthropic.{}-v1:0",
+    "anthropic/{}",
+    "openrouter/anthropic/{}",
+    "vertex_ai/{}",
+    "{}-v2",
+)
+
+
+@pytest.mark.parametrize("form", ELSEWHERE)
+@pytest.mark.parametrize("model", MINIMUMS)
+def test_a_model_is_the_same_by_the_names_of_clouds_and_proxies(form: str, model: str) -> None:
+    cache, there = prompt_cache("anthropic", "messages", model), prompt_cache("anthropic", "messages", form.format(model))
+    assert cache == there
+    own, other = (anthropic_profile(name, VERSION) for name in (model, form.format(model)))
+    assert own == other
+
+
+def test_a_date_is_no_version_and_a_dotted_one_is() -> None:
+    dated = prompt_cache("anthropic", "messages", "claude-fable-5-20260201")
+    assert (
+        dated
+        == prompt_cache("anthropic", "messages", "claude-fable-5")
+        != prompt_cache("anthropic", "messages", "claude-fable-5-2")
+    )
+
+    cache = prompt_cache("anthropic", "messages", "anthropic/claude-haiku-4.5")
+    assert cache is not None
+    assert cache.terms.minimum == 4_096
+    backend = AnthropicBackend(name="b", model="anthropic/claude-haiku-4.5", api_key="k")
+    assert backend.capabilities.context == 200_000
 
 
 @pytest.mark.parametrize(

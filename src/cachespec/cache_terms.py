@@ -175,8 +175,9 @@ ROWS: Mapping[str, tuple[_Row, ...]] = {
 
 def prompt_cache(vendor: str, api: Literal["messages", "responses", "chat"], model: str) -> PromptCache | None:
     """The rules for a model at a vendor (of the price list), at the row's own prices; None: not known."""
+    name = claude_name(model) if vendor == "anthropic" else model
     for row in ROWS.get(vendor, ()):
-        if re.match(row.models, model):
+        if re.match(row.models, name):
             return PromptCache(
                 terms=row.terms,
                 control=row.control,
@@ -188,6 +189,14 @@ def prompt_cache(vendor: str, api: Literal["messages", "responses", "chat"], mod
                 priced=row.priced,
             )
     return None
+
+
+def claude_name(model: str) -> str:
+    """A Claude model's name without a date, as Anthropic writes it: clouds and proxies have a path or a region before it and a
+    version behind it (``us.anthropic.claude-haiku-4-5-20251001-v1:0``, ``anthropic/claude-haiku-4.5``)."""
+    name = model.lower()
+    start = name.find("claude-")
+    return model if start < 0 else re.sub(r"([-@]\d{8})?(-v\d+(:\d+)?)?$", "", name[start:]).replace(".", "-")
 
 
 def at_prices(cache: PromptCache, rates: Rates | None) -> PromptCache | None:

@@ -185,12 +185,14 @@ async def test_b6_calls_and_results_that_stand_together_count_once(vendor: Vendo
 
 async def test_b9_b10_below_the_models_own_minimum_there_is_no_mark(vendor: Vendor) -> None:
     decisions = {}
-    for model in ("claude-sonnet-5", "claude-haiku-4-5", "claude-opus-5-5", "claude-opus-4-7"):
-        async with vendor.client(model) as client:
+    elsewhere = ("anthropic.claude-haiku-4-5-20251001-v1:0", "anthropic/claude-haiku-4-5")
+    for model in ("claude-sonnet-5", "claude-haiku-4-5", "claude-opus-5-5", "claude-opus-4-7", *elsewhere):
+        async with vendor.client(model, api="messages") as client:
             decisions[model] = (await client.complete("Hello", system=text(1500))).decision
     marks = {model: [path for path, _ in marks_of(body)] for model, body in zip(decisions, vendor.bodies, strict=True)}
     assert marks["claude-sonnet-5"] == ["system[0]", ""]
     assert marks["claude-haiku-4-5"] == marks["claude-opus-4-7"] == []
+    assert [marks[model] for model in elsewhere] == [[], []]
     haiku = decisions["claude-haiku-4-5"]
     assert codes(haiku) == ["below_minimum"]
     assert haiku.plan is not None

@@ -17,7 +17,7 @@ import httpx2
 from cachespec.annotations import PriceTable
 from cachespec.backends._hosted import Headers, HostedBackend, SDKClient, Target, ambient_headers, known_context, required_key
 from cachespec.backends._profile import ANTHROPIC_ID, Profile
-from cachespec.cache_terms import prompt_cache
+from cachespec.cache_terms import claude_name, prompt_cache
 from cachespec.durations import Duration
 from cachespec.errors import ConfigError
 
@@ -35,8 +35,9 @@ _CONTEXT = ((_FIRST_4, 200_000), (r"claude-", 1_000_000))
 
 def anthropic_profile(model: str, version: str) -> Profile:
     """What `model` takes at an API version."""
+    name = claude_name(model)
     sampling = ("temperature", "top_p", "top_k") if version < VERSION else ()
-    efforts = () if re.match(_FIRST_4, model) else ("effort",)  # adaptive thinking came with 4.6
+    efforts = () if re.match(_FIRST_4, name) else ("effort",)  # adaptive thinking came with 4.6
     return Profile(
         api="messages",
         provider="anthropic",
@@ -48,7 +49,7 @@ def anthropic_profile(model: str, version: str) -> Profile:
         marks="anthropic",
         cache_fields=frozenset({"cache_control"}),
         cache=prompt_cache("anthropic", "messages", model),
-        late_system=re.match(_LATE_SYSTEM, model) is not None,
+        late_system=re.match(_LATE_SYSTEM, name) is not None,
         tool_ids=ANTHROPIC_ID,
     )
 
@@ -127,7 +128,7 @@ class AnthropicBackend(AnthropicProtocol):
             base_url=base_url or URL,
             price_provider="anthropic" if own else None,
             prices=prices,
-            context=known_context(_CONTEXT, model) if context is None else context,
+            context=known_context(_CONTEXT, claude_name(model)) if context is None else context,
             max_output=max_output,
             headers=headers,
             connect_timeout=connect_timeout,
