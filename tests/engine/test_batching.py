@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence as List
+from typing import Any
 
 import pytest
 from tests.engine.loop_support import finish, ids, job, read, read_all, running, text, usage
@@ -344,3 +345,22 @@ def test_time_is_split_by_tokens() -> None:
         took = time.perf_counter() - start
     assert long.busy_s > 3 * short.busy_s
     assert long.busy_s + short.busy_s <= took
+
+
+class Smaller(ScriptedRuntime):
+    """It has room for fewer tokens than it says, as where sequences that are alike turn out to share nothing."""
+
+    def evaluate(self, spans: Any) -> list[int]:
+        if self.used + sum(len(span.tokens) for span in spans) > 300:
+            raise OutOfPagesError("no room")
+        return super().evaluate(spans)
+
+
+@pytest.mark.parametrize("host_bytes", [0, 20_000])
+def test_a_count_of_room_that_is_wrong_costs_time_and_no_answer(host_bytes: int) -> None:
+    with running(Smaller(room=10_000), parallel=3, chunk=32, host_bytes=host_bytes) as engine:
+        prompts = [letter * 100 for letter in "abcde"]
+        found = read_all([engine.submit(job(prompt, output=80)) for prompt in prompts])
+        for events in found:
+            assert text(events) == bytes(forever(range(100 + i)) for i in range(80)).decode()
+        assert engine.report()["preempted"] < 30

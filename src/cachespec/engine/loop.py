@@ -84,6 +84,7 @@ class Engine:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._stepping: tuple[Sequence, ...] = ()
+        self._seats = self.parallel  # fewer after a call that found no room, until a request ends
         self._stirs = 0  # grows with everything that the thread may have to look at
         self._closing = False
         self._failure: BaseException | None = None
@@ -264,11 +265,11 @@ class Engine:
                 ready = next((s for s in self._waiting if s.room and not self._follows(s)), None)
             if ready is None:
                 return None
-            if len(self._running) >= self.parallel:
+            if len(self._running) >= self._seats:
                 deadline = self._yield_seat()
                 if deadline is not None:
                     return deadline
-                if len(self._running) >= self.parallel:
+                if len(self._running) >= self._seats:
                     return None
             if not self._admit(ready):
                 return None
@@ -364,6 +365,9 @@ class Engine:
             self._share(parts, perf_counter() - start)  # it was busy with them, and evaluated nothing
             if isinstance(error, OutOfPagesError) and not self._slots.evict(sum(p.count for p in parts)):
                 self._preempt(parts, error)
+            if isinstance(error, OutOfPagesError):
+                # The count of room was wrong: whoever is let in again at once takes what was just given up, for ever.
+                self._seats = max(1, min(self._seats, len(self._running)))
             return
         drawn = self._stepper.draw(parts, rows)
         seconds = perf_counter() - start
@@ -483,6 +487,7 @@ class Engine:
     def _leave(self, sequence: Sequence) -> None:
         """Give the seat and the slot back."""
         self._give_back(sequence)
+        self._seats = self.parallel
         with self._condition:
             if sequence in self._running:
                 self._running.remove(sequence)
