@@ -74,7 +74,7 @@ class Caching:
         before: Caching | None = None,
     ) -> None:
         self.policy, self._telemetry, self._learned = policy, telemetry, learned
-        self._background = background if before is None else before._background
+        self._background: Background | None = background if before is None else before._background
         # What is cached where is a fact, whatever policy comes next.
         self.warmth: Warmth = Warmth() if before is None else before.warmth
         self.keys: CacheKeys = CacheKeys() if before is None else before.keys
