@@ -201,6 +201,30 @@ def test_broken_calls_are_not_kept_back() -> None:
     assert parser.push("<tool_call>no</tool_call>") == [TextDelta("<tool_call>no</tool_call>")]
 
 
+SCRAPS = [
+    "<tool_call>",
+    "</tool_call>",
+    '{"name": "f", "arguments": {"a": "',
+    '"}}',
+    '"',
+    "\\",
+    " \n",
+    "é",
+    "<arg_key>a</arg_key>",
+]
+SCRAPS += ["<arg_value>", "</arg_value>", "f", "<function=f>", "</function>", "<parameter=a>", "</parameter>", "</tool_"]
+
+
+@given(st.lists(st.sampled_from(SCRAPS), max_size=14), CUTS)
+def test_scraps_of_calls_are_text_whatever_the_cuts(scraps: list[str], at: list[int]) -> None:
+    text = "".join(scraps)
+    for form in (HERMES, GLM, CODER):
+        whole = run(form, text, [])[:2]
+        assert run(form, text, at)[:2] == whole
+        if not whole[1]:
+            assert whole[0] == text
+
+
 def test_plain_text() -> None:
     parser = PlainText()
     assert parser.push("<tool_call>") == [TextDelta("<tool_call>")]
