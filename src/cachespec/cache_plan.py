@@ -16,7 +16,7 @@ from cachespec.cache_keys import CacheKeys
 from cachespec.cache_layout import Api, Layout, Layouts, Weights, tokens_of
 from cachespec.cache_marks import Kept, Places, Spot, legal_marks
 from cachespec.cache_terms import PromptCache
-from cachespec.cache_view import SURE, View
+from cachespec.cache_view import SURE, View, given_steering
 from cachespec.caching import CacheAsk, CachePlan, CachingPolicy, Lifetime
 from cachespec.decision import Ask, Belief, Mark, Plan, Reason, TokenEstimate
 from cachespec.errors import ConfigError
@@ -110,7 +110,7 @@ class CachePlanner:
         request, capabilities = prompt.request, backend.capabilities
         reasons = _changes(changed, capabilities.caching)
         if capabilities.caching is None:
-            plan = _passed(backend, request, ignored, reasons)
+            plan = _passed(backend, request, ignored, reasons, key=self.keys.partition(ask.tenant))
             name = _tokenizer(backend)
             return Planned(plan=plan, backend=backend.name, model=backend.model, tokenizer=name, prompt=prompt)
         layout, weights = self.layout(backend, prompt, capabilities.caching)
@@ -329,23 +329,43 @@ def _tokenizer(backend: Backend) -> str:
     return f"{backend.provider}:{backend.model}"
 
 
-def _passed(backend: Backend, request: Request, ignored: tuple[str, ...], reasons: tuple[Reason, ...]) -> Plan:
-    """The plan where nothing is known of a cache: the caller's own marks, or none."""
-    dialect = backend.capabilities.marks
+def _passed(
+    backend: Backend, request: Request, ignored: tuple[str, ...], reasons: tuple[Reason, ...], *, key: str | None
+) -> Plan:
+    """The plan where nothing is known of a cache: the caller's own marks, or none. `key` is the tenant's own (None: it has
+    none), for a server of OpenAI's dialect: whatever model is behind a name that is not known, it takes one."""
+    able = backend.capabilities
+    marks: tuple[Mark, ...] = ()
+    options: dict[str, Any] = {}
     if request.cache == "auto":
-        marks: tuple[Mark, ...] = ()
-        if dialect is not None:
-            api: Api = "messages" if dialect == "anthropic" else "chat"
-            marks = tuple(Mark(at=at, tokens=None, ttl=f.get("ttl")) for at, f, _ in wire_marks(request, api, dialect))
+        if able.marks is not None:
+            api: Api = "messages" if able.marks == "anthropic" else "chat"
+            marks = tuple(Mark(at=at, tokens=None, ttl=f.get("ttl")) for at, f, _ in wire_marks(request, api, able.marks))
         if marks:
             reasons = (*reasons, Reason("caller_marks", f"{len(marks)} marks of the caller, as they are"))
-        return Plan(backend=backend.name, marks=marks, ignore=ignored, reasons=reasons)
-    options = {} if backend.capabilities.opt_out is None else backend.capabilities.opt_out
-    detail = "nothing is read or written" if request.cache == "off" else "nothing is written"
-    if options:
-        detail += "; the model is told not to cache"
-    reasons = (*reasons, Reason("cache_off", f'cache="{request.cache}": {detail}'))
-    return Plan(backend=backend.name, options=options, drop_marks=True, ignore=ignored, reasons=reasons)
+    else:
+        options = dict(able.opt_out or {})
+        if options or able.isolates:
+            detail = "nothing is read or written" if request.cache == "off" else "nothing is written"
+            detail += "; the model is told not to cache" if options else ""
+        else:
+            detail = "nothing is marked; whether it caches by itself is not known, and it is not told not to"
+        reasons = (*reasons, Reason("cache_off", f'cache="{request.cache}": {detail}'))
+    if request.tenant is not None and not able.isolates and request.cache != "off":
+        detail = "it is not known whether tenants share what this server caches"
+        own = given_steering(request, backend.name, "openai")
+        if able.marks == "openai" and key is not None and "prompt_cache_key" not in own:
+            options = {"prompt_cache_key": key, **options}
+            detail = "the tenant has a key of its own; it is not known whether that parts the cache of this model"
+        reasons = (*reasons, Reason("isolation", detail))
+    return Plan(
+        backend=backend.name,
+        marks=marks,
+        options=options,
+        drop_marks=request.cache != "auto",
+        ignore=ignored,
+        reasons=reasons,
+    )
 
 
 def _first(options: dict[str, Any], key: str, value: str | None) -> None:

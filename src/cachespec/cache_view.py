@@ -65,7 +65,7 @@ class View:
         self.request = prompt.request
         vendor = "anthropic" if cache.api == "messages" else "openai"
         # What steers a cache is not sent where the request says that none is to be written.
-        self.given = _given(self.request, backend.name, vendor) if self.request.cache == "auto" else {}
+        self.given = given_steering(self.request, backend.name, vendor) if self.request.cache == "auto" else {}
         routed = cache.keys == "route" and self.request.cache != "off" and "prompt_cache_key" not in self.given
         self.basis = self._shared() if routed else None
         key: object = self.given.get("prompt_cache_key")
@@ -219,7 +219,7 @@ class View:
         return Belief(state="cold", tokens=0, evidence="nothing of this prompt was cached from here")
 
 
-def _given(request: Request, backend: str, vendor: str) -> Mapping[str, Any]:
+def given_steering(request: Request, backend: str, vendor: str) -> Mapping[str, Any]:
     """The caller's own fields that steer a cache."""
     if not request.extra and not request.passthrough:
         return {}

@@ -30,7 +30,7 @@ from cachespec.errors import (
     StreamInterruptedError,
 )
 from cachespec.events import Event, Finished, TextDelta, ToolCallDelta
-from cachespec.messages import Message, ReasoningPart, TextPart, Tool, ToolCallPart
+from cachespec.messages import CacheMark, Message, ReasoningPart, TextPart, Tool, ToolCallPart
 from cachespec.prompt import build_prompt
 from cachespec.request import Request, ResponseFormat, ToolChoice
 from cachespec.testing import check_backend
@@ -262,6 +262,14 @@ async def test_reasoning_left_out_is_said_at_the_end(started: Callable[[Toy], ob
     events = await read(await backend.open(replace(request, messages=(*request.messages, thought)), PLAN, timeout=None))
     (finished,) = [e for e in events if isinstance(e, Finished)]
     assert "openai" in finished.warnings[0]
+
+
+async def test_marks_left_out_are_said_at_the_end(started: Callable[[Toy], object]) -> None:
+    backend = await started(toy())  # type: ignore[misc]
+    mark = CacheMark(dialect="anthropic", fields={"type": "ephemeral"})
+    request = ask(max_output_tokens=2, system=(TextPart(text="S", mark=mark),))
+    (finished,) = [e for e in await read(await backend.open(request, PLAN, timeout=None)) if isinstance(e, Finished)]
+    assert finished.warnings == ("the cache mark at system[0] was left out: cache_control means nothing to this backend",)
 
 
 async def test_an_estimate_is_cheap_the_second_time(started: Callable[[Toy], object], monkeypatch: pytest.MonkeyPatch) -> None:

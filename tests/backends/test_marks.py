@@ -9,6 +9,7 @@ import pytest
 from tests.backends.hosted_support import PLAN
 
 from cachespec.backends._hosted import HostedBackend
+from cachespec.backends._marks import unheard_marks
 from cachespec.backends.anthropic import AnthropicBackend
 from cachespec.backends.compatible import compatible
 from cachespec.backends.openai import OpenAIBackend
@@ -209,3 +210,18 @@ def test_an_automatic_mark_is_one_on_the_last_block_that_may_have_one() -> None:
             CLAUDE.check(asked(user(*texts(None, None, None, None), {"type": "text", "text": "z"}), *after, **top))
     nothing = build_request(" ", **top)  # type: ignore[arg-type]
     assert CLAUDE.check(nothing) == []
+
+
+def test_b23_a_local_engine_tells_of_the_marks_that_mean_nothing_to_it() -> None:
+    marked = {"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    system = [{"type": "text", "text": "s", **mark("1h")}]
+    tools = [{"name": "t", "input_schema": {"type": "object"}, **mark()}]
+    request = asked(user(marked), *used({"type": "text", "text": "r", **mark()})[1:], system=system, tools=tools)
+    assert unheard_marks(request) == (
+        "the cache mark at tools[0] was left out: cache_control means nothing to this backend",
+        "the cache mark at system[0] was left out: cache_control means nothing to this backend",
+        "the cache mark at messages[2][0].content[0] was left out: cache_control means nothing to this backend",
+        "the cache mark at messages[0][0] was left out: prompt_cache_breakpoint means nothing to this backend",
+    )
+    assert unheard_marks(asked()) == ()
+    assert unheard_marks(asked(user(marked), cache="off")) == ()

@@ -14,6 +14,7 @@ from tests.wire.cache_rules import CacheRules
 from tests.wire.server import WireServer
 
 from cachespec.caching import CacheAsk, CachePlan, Choice
+from cachespec.client import Client
 from cachespec.decision import REASON_CODES, Decision
 from cachespec.errors import ConfigError, RequestRejectedError
 from cachespec.ledger.memory import MemoryLedger
@@ -416,6 +417,45 @@ async def test_d7_two_tenants_share_no_entry_one_tenant_does(vendor: Vendor) -> 
 
 
 # -- belief
+
+
+def cache_reasons(decision: Decision) -> list[str]:
+    assert decision.plan is not None
+    return [f"{r.code}: {r.detail}" for r in decision.plan.reasons if r.code in ("cache_off", "isolation")]
+
+
+async def test_d7_a_model_that_is_not_known_gets_its_tenants_key_and_no_promises(vendor: Vendor) -> None:
+    own = {"extra": {"b": {"prompt_cache_key": "mine"}}}
+    async with vendor.client("my-deployment", secret="s" * 32) as client:
+        shared = await client.complete("Hi", system=SYSTEM)
+        first = [await client.complete("Hi", system=SYSTEM, tenant=name) for name in ("a", "b", "a")]
+        named = await client.complete("Hi", system=SYSTEM, tenant="a", **own)  # type: ignore[arg-type]
+        off = await client.complete("Hi", system=SYSTEM, tenant="a", cache="off")
+        held = await client.complete("Hi", system=SYSTEM, tenant="a", cache="no-write")
+    keys = [body.get("prompt_cache_key") for body in vendor.bodies]
+    assert keys[0] is None
+    assert keys[1] == keys[3] == keys[6] != keys[2]
+    assert (keys[4], keys[5]) == ("mine", None)
+    assert not any("prompt_cache_options" in body for body in vendor.bodies)
+    unknown = "it is not known whether that parts the cache of this model"
+    assert cache_reasons(shared.decision) == []
+    assert cache_reasons(first[0].decision) == [f"isolation: the tenant has a key of its own; {unknown}"]
+    assert cache_reasons(named.decision) == ["isolation: it is not known whether tenants share what this server caches"]
+    # Such a model may well cache by itself: nothing else is promised.
+    assert cache_reasons(off.decision) == [
+        'cache_off: cache="off": nothing is marked; whether it caches by itself is not known, and it is not told not to'
+    ]
+    assert [reason.partition(":")[0] for reason in cache_reasons(held.decision)] == ["cache_off", "isolation"]
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang", "openrouter", "llama-server"])
+async def test_d7_of_servers_whose_cache_is_not_known_the_decision_says_so(vendor: Vendor, server: str) -> None:
+    table = {"use": "compatible", "server": server, "model": "m", "base_url": vendor.server.openai_url, "api_key": "k"}
+    async with Client(backends={"b": {**table, "prices": PRICES}}) as client:
+        assert cache_reasons(client.plan("Hi")) == []
+        assert cache_reasons(client.plan("Hi", tenant="a")) == [
+            "isolation: it is not known whether tenants share what this server caches"
+        ]
 
 
 async def test_b13_life_counts_from_the_start_of_the_request(vendor: Vendor) -> None:

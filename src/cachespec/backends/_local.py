@@ -20,6 +20,7 @@ from cachespec.backends._engine_attempt import EngineAttempt
 from cachespec.backends._forcing import Forcing
 from cachespec.backends._local_fields import Tokens, has_image, refused_forms, refused_parameters, sampling_of, wanted
 from cachespec.backends._local_report import belief_of, latency_of, report, speculation, unknown
+from cachespec.backends._marks import unheard_marks
 from cachespec.backends._startup import EngineSettings, Progress, Started, start_engine
 from cachespec.backends.base import Capabilities, Estimate, Wire
 from cachespec.decision import Plan, Reason, TokenEstimate
@@ -89,7 +90,13 @@ class LocalBackend(ABC):
         self.name, self.model, self.settings = settings.name, model, settings
         self.rates: Rates | None = local_rates(cost)
         self.capabilities = Capabilities(
-            parameters=_PARAMETERS, tools=False, json_mode=True, json_schema=True, context=settings.context, local=True
+            parameters=_PARAMETERS,
+            tools=False,
+            json_mode=True,
+            json_schema=True,
+            context=settings.context,
+            local=True,
+            isolates=True,
         )
         self._context = settings.context
         self._reads_per_s, self._flops_per_s = reads_per_s, flops_per_s
@@ -313,7 +320,7 @@ class LocalBackend(ABC):
             grammar=None if loaded.forcing is None else loaded.forcing.grammar(request),
             processing=more.processing,
             logprobs=more.logprobs,
-            warnings=(*prompt.warnings, *more.warnings),
+            warnings=(*prompt.warnings, *more.warnings, *unheard_marks(request)),
             **_tools(loaded, request),
         )
         return loaded.started.engine.submit(job)

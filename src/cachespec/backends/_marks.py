@@ -114,6 +114,14 @@ def wire_marks(request: Request, api: Api, dialect: str) -> Iterator[_Found]:
             yield from _of_part(at, part, key)
 
 
+def unheard_marks(request: Request) -> tuple[str, ...]:
+    """A warning for each of the caller's marks, where no mark means anything."""
+    if request.cache != "auto":
+        return ()
+    found = {at: key for dialect, key in MARK.items() for at, _, _ in wire_marks(request, "messages", dialect)}
+    return tuple(f"the cache mark at {at} was left out: {key} means nothing to this backend" for at, key in found.items())
+
+
 def _marked(i: int, value: _Markable) -> tuple[int, tuple[tuple[int, _Markable], ...]]:
     """The tools or texts that have a mark, and where they stand."""
     return i + 1, () if value.mark is None else ((i, value),)

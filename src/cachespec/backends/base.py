@@ -27,7 +27,8 @@ class Capabilities:
 
     `marks` is the dialect of cache marks that its wire form carries; `opt_out` the body fields that stop a model from
     writing its prompt cache when that is what it does by default (None: it writes nothing unasked). `caching` is how it
-    caches, at this model's prices; None: not known, and nothing is planned for it. `diagnoses`: whose way of asking why a
+    caches, at this model's prices; None: not known, and nothing is planned for it. `isolates`: it does by itself what a request
+    says of its cache and its tenant, as the local engine does. `diagnoses`: whose way of asking why a
     prompt missed its cache this backend is told to use (None: it does not ask). `keeps`: the fields of a given body of its
     protocol with which it can be told what it keeps (``previous_response_id``); None: those of its `provider`'s own body.
     """
@@ -44,6 +45,7 @@ class Capabilities:
     opt_out: Mapping[str, Any] | None = None
     diagnoses: Literal["anthropic", "openai"] | None = None
     caching: PromptCache | None = None
+    isolates: bool = False
     keeps: frozenset[str] | None = None
 
 
