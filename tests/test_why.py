@@ -96,6 +96,48 @@ def test_what_changed_in_the_system_prompt(old: str, new: str, kind: str) -> Non
     assert "system[0]" in found.advice
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("20261130T010203Z", "20261130T010204Z"),
+        ("20261130-010203.123", "20261130-010203.977"),
+        ("20261130010203", "20261130020203"),
+        ("20261130", "20261201"),
+        ("2026-W48", "2026-W49"),
+        ("2026W481", "2026W492"),
+        ("Q3 2026", "Q4 2026"),
+        ("Nov 2026", "Dec 2026"),
+        ("November 2026", "January 2027"),
+        ("2026年11月30日", "2026年12月1日"),
+        ("2026年11月30日 09:15", "2026年11月30日 09:16"),
+        ("2026년 11월 30일", "2026년 12월 1일"),
+        ("30. November 2026", "1. Dezember 2026"),
+        ("30 de noviembre de 2026", "1 de diciembre de 2026"),
+        ("30 novembre 2026", "1er décembre 2026"),
+        ("30 ноября 2026", "1 декабря 2026"),
+    ],
+)
+def test_b14_a_date_is_one_in_every_form(old: str, new: str) -> None:
+    for before, after in (("Today is ", ". Answer briefly."), ("<", ">"), ("", " is the date")):
+        text = f"{before}{old}{after}"
+        found = parted(swap("system", text, f"{before}{new}{after}"), {**BODY, "system": text})
+        assert (found.segment, found.kind) == ("system[0]", "datetime")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("order 20269999", "order 20269998", "identifier"),  # no month
+        ("part 120261130", "part 120261131", "identifier"),  # in a longer number
+        ("item 12 of 40", "item 13 of 40", "identifier"),
+        ("12 red apples", "12 green apples", "edited"),
+    ],
+)
+def test_b14_a_number_is_no_date(old: str, new: str, kind: str) -> None:
+    found = parted(swap("system", old, new), {**BODY, "system": f"See {old}."})
+    assert found.kind == kind
+
+
 def test_milliseconds_to_the_character() -> None:
     body = {**BODY, "system": "x" * 4999 + " 1764412530123 " + "y" * 5000}
     found = compare(lambda b: b.update(system=b["system"].replace("1764412530123", "1764412530456")), body)

@@ -28,12 +28,18 @@ _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
 _CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AaPp]\.?[Mm]\.?)?"
 _ZONE = r"(?:\s?(?:Z|UTC|GMT|[+-]\d{2}:?\d{2}))?"
+_YEAR = r"(?:19|20)\d{2}"
+_NAME = r"[^\W\d_]{3,12}"  # of a month, in any language: what stands between a day and a year
 _DATE = "|".join(
     (
+        rf"(?<!\d){_YEAR}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:[T_ -]?\d{{4}}(?:\d{{2}})?(?:[.,]\d+)?Z?)?(?!\d)",
+        rf"{_YEAR}-?W\d{{2}}(?:-?[1-7])?\b|Q[1-4][ /-]?{_YEAR}|{_YEAR}[ -]?Q[1-4]",
+        r"\d{2,4}\s?[年년]\s?\d{1,2}\s?[月월](?:\s?\d{1,2}\s?[日일])?",
         r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}",
         r"\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}",
         rf"{_MONTH}\.? \d{{1,2}}(?:st|nd|rd|th)?,? \d{{4}}",
-        rf"\d{{1,2}}\.? {_MONTH}\.?,? \d{{4}}",
+        rf"\d{{1,2}}(?:\.|er|º|st|nd|rd|th)? (?:de |of )?{_NAME}\.?,? (?:de )?{_YEAR}",
+        rf"{_MONTH}\.?,? {_YEAR}",
     )
 )
 _EPOCH = r"\b1\d{9}(?:\d{3})?(?:\.\d+)?\b"
