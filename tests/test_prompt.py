@@ -112,6 +112,13 @@ def test_tools_and_parameters_count(a: dict[str, Any], b: dict[str, Any]) -> Non
     assert prompt(**a).digest != prompt(**b).digest
 
 
+def test_the_choice_of_a_tool_is_no_part_of_the_chain_and_part_of_the_whole() -> None:
+    free, forced = prompt(tools=[TOOL]), prompt(tools=[TOOL], tool_choice="required")
+    assert free.digest == forced.digest
+    assert free.whole != forced.whole
+    assert forced.whole == prompt(tools=[TOOL], tool_choice="required").whole
+
+
 def test_cache_marks_are_read_by_no_model() -> None:
     mark = CacheMark(dialect="anthropic", fields={"type": "ephemeral"})
     marked = prompt(user(TextPart(text="x", mark=mark)), tools=[replace(TOOL, mark=mark)])

@@ -11,6 +11,7 @@ from typing import Any
 
 from cachespec.backends._fields import CACHE_FIELDS, LIMITS
 from cachespec.backends._marks import last_block, wire_marks
+from cachespec.backends._profile import shows_images
 from cachespec.backends.base import Backend
 from cachespec.cache_keys import CacheKeys
 from cachespec.cache_layout import Layout, Weights, tokens_to
@@ -74,7 +75,7 @@ class View:
         elif cache.keys == "partition" and key is None:
             key = keys.partition(ask.tenant)
         self.key = key if isinstance(key, str) else None
-        other, late = _entering(prompt, backend.name, vendor, cache)
+        other, late = _entering(self.request, backend.name, vendor, cache)
         names = backend.name, backend.model, self.key or "", other, target
         self.scope = scope_of(*names)
         self.later = scope_of(*names, late) if late else self.scope
@@ -227,14 +228,14 @@ def given_steering(request: Request, backend: str, vendor: str) -> Mapping[str, 
     return {key: fields[key] for key in CACHE_FIELDS if key in fields}
 
 
-def _entering(prompt: Prompt, backend: str, vendor: str, cache: PromptCache) -> tuple[str, str]:
+def _entering(request: Request, backend: str, vendor: str, cache: PromptCache) -> tuple[str, str]:
     """What enters a cache's key beside the prompt's own chain: from the beginning, and only from the messages on.
 
     Of the caller's other fields of the body some are part of what is cached (speed, verbosity), so all tell entries apart but
     those that are known to do nothing of the kind.
     """
-    request, choice = prompt.request, prompt.request.tool_choice
-    late: dict[str, Any] = {"images": True} if prompt.images and "images" in cache.late else {}
+    choice = request.tool_choice
+    late: dict[str, Any] = {"images": True} if "images" in cache.late and shows_images(request) else {}
     if choice is None and not request.extra and not request.passthrough:
         return "", canonical_json(late) if late else ""
     given = {**request.passthrough.get(vendor, {}), **request.extra.get(backend, {})}

@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+from cachespec.choices import ToolChoice
 from cachespec.messages import (
     ImagePart,
     Message,
@@ -26,6 +27,8 @@ from cachespec.recall import trace
 from cachespec.request import Request
 from cachespec.values import quick
 
+Whole: TypeAlias = tuple[bytes, ToolChoice | None]
+"""A prompt's digest, and the choice of a tool, without which an engine may read something else."""
 SegmentKind = Literal["params", "tools", "system", "turn"]
 _SYSTEM = ("system", "developer")
 _LATE: SegmentKind = "system"
@@ -66,6 +69,10 @@ class Prompt:
     @property
     def digest(self) -> bytes:
         return self.segments[-1].digest
+
+    @property
+    def whole(self) -> Whole:
+        return self.digest, self.request.tool_choice
 
 
 def canonical_json(value: Any) -> str:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 
 TOOL = {"name": "look", "description": text(3000), "input_schema": {"type": "object", "properties": {}}}
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+UPLOADED = {"type": "image", "source": {"type": "file", "file_id": "f1"}}
 OPENAI = [("gpt-5.6-terra", "responses"), ("gpt-5.6-terra", "chat"), ("gpt-5", "responses"), ("gpt-5", "chat")]
 
 
@@ -84,8 +85,9 @@ async def test_whether_calls_may_be_parallel_counts_with_openai(vendor: Vendor, 
         {"tool_choice": "none"},
         {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
         {"last": {"role": "user", "content": [{"type": "text", "text": "And this?"}, PICTURE]}},
+        {"last": {"role": "user", "content": [{"type": "text", "text": "And this?"}, UPLOADED]}},
     ],
-    ids=["choice", "parallel", "image"],
+    ids=["choice", "parallel", "image", "uploaded image"],
 )
 async def test_with_anthropic_tools_and_system_are_read_and_no_message(vendor: Vendor, long: int, last: dict[str, Any]) -> None:
     done = await talk(vendor, "claude-sonnet-5", None, long, {}, {}, {}, dict(last))

@@ -185,6 +185,12 @@ def _special(before: _Special, message: Message) -> tuple[_Special, tuple[()]]:
     return _Special(started=started, images=images, result_images=result_images, found=found), ()
 
 
+def shows_images(request: Request) -> bool:
+    """Whether any message holds an image, a vendor's own part (an uploaded file) included."""
+    special = trace(request.messages, _special, _Special())[0]
+    return special.images or special.result_images or any(kind == "image" for kind, _ in special.found)
+
+
 def _own_tools(i: int, tool: Tool) -> tuple[int, tuple[tuple[int, str | None], ...]]:
     """Vendors' own tools: where they stand, and whose they are."""
     return i + 1, () if tool.raw is None else ((i, tool.dialect),)

@@ -30,7 +30,7 @@ from cachespec.evaluation.prompts import Line, Slice, in_time
 from cachespec.evaluation.result import ALL, DrafterScore, Evaluated, Evaluation, Group, Progress, local_words, recommended
 from cachespec.evaluation.sharing import Asked, Pages, shared, token_pages
 from cachespec.evaluation.spending import PaperEngine, Spent, rivals, routing_costs
-from cachespec.prompt import build_prompt
+from cachespec.prompt import Whole, build_prompt
 from cachespec.request import Request
 
 SUFFIX: Final[Mapping[str, Any]] = {"use": "suffix"}
@@ -206,7 +206,7 @@ class LocalEvaluation:
         samples = [sample for _, _, sample in pairs]
         order = in_time([line for line, _, _ in pairs])
         prompts = {
-            build_prompt(request).digest: (len(sample.prompt), token_pages(sample.prompt, line.request.tenant))
+            build_prompt(request).whole: (len(sample.prompt), token_pages(sample.prompt, line.request.tenant))
             for line, request, sample in pairs
         }
         prefix = shared(
@@ -245,7 +245,7 @@ class LocalEvaluation:
                 self._notes.append("the evidence could not be kept: the user's cache folder cannot be written")
 
     def _routing(
-        self, spent: Sequence[Spent], prompts: Mapping[bytes, tuple[int, Pages]], speeds: Mapping[str, float | None]
+        self, spent: Sequence[Spent], prompts: Mapping[Whole, tuple[int, Pages]], speeds: Mapping[str, float | None]
     ) -> dict[str, Any]:
         def paper(backend: Backend) -> Backend:
             if backend.name != self._backend.name:

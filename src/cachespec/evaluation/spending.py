@@ -28,7 +28,7 @@ from cachespec.plugins import create, installed
 from cachespec.policies.base import RoutingPolicy
 from cachespec.policies.routing import Pinned
 from cachespec.pricing import Rates
-from cachespec.prompt import Prompt
+from cachespec.prompt import Prompt, Whole
 from cachespec.quotes import EXPECTED_OUTPUT
 from cachespec.registry import build_backend
 from cachespec.request import Request
@@ -61,7 +61,7 @@ class PaperEngine:
     provider: str | None = None
 
     def __init__(
-        self, backend: Backend, prompts: Mapping[bytes, tuple[int, Pages]], *, prefill: float | None, decode: float | None
+        self, backend: Backend, prompts: Mapping[Whole, tuple[int, Pages]], *, prefill: float | None, decode: float | None
     ) -> None:
         self.name, self.model = backend.name, backend.model
         self.rates: Rates | None = backend.rates
@@ -76,7 +76,7 @@ class PaperEngine:
         return self._backend.check(request)
 
     def estimate(self, prompt: Prompt) -> Estimate:
-        found = self._prompts.get(prompt.digest)
+        found = self._prompts.get(prompt.whole)
         if found is None:
             return self._backend.estimate(prompt)
         tokens, pages = found
@@ -103,7 +103,7 @@ class PaperEngine:
 
     def keep(self, prompt: Prompt) -> None:
         """It answered this prompt."""
-        self._kept.update(digest for digest, _ in self._prompts.get(prompt.digest, (0, ()))[1])
+        self._kept.update(digest for digest, _ in self._prompts.get(prompt.whole, (0, ()))[1])
 
     def wire(self, request: Request, plan: Plan) -> Wire | None:
         return None
