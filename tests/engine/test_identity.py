@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.loop_support import read, read_all, text, usage
 from tests.engine.scripted import wait_until
 from tests.engine.speculate import GuessDrafter
+from tests.engine.tiny_models import llama
 
 from cachespec.engine.control import SpeculationControl
 from cachespec.engine.costs import CostModel
 from cachespec.engine.drafters.suffix import SuffixDrafter
-from cachespec.engine.invariance import invariant_width
+from cachespec.engine.invariance import invariant_width, search
 from cachespec.engine.loop import Engine
 from cachespec.engine.models import find_model
 from cachespec.engine.runtimes.llamacpp import LlamaCppRuntime
@@ -74,7 +76,15 @@ def jobs(runtime: Reused) -> list[Job]:
     return found
 
 
-def answers(runtime: Reused, width: int, drafter: Any, *, together: bool, twice: bool = False) -> list[list[str]]:
+def answers(
+    runtime: Reused,
+    width: int,
+    drafter: Any,
+    *,
+    together: bool,
+    twice: bool = False,
+    work: Callable[[Reused], list[Job]] = jobs,
+) -> list[list[str]]:
     """The answers, and again with what was kept of the first time."""
     options: dict[str, Any] = {}
     if drafter is not None:
@@ -86,9 +96,9 @@ def answers(runtime: Reused, width: int, drafter: Any, *, together: bool, twice:
         found = []
         for _ in range(1 + twice):
             if together:
-                events = read_all([engine.submit(job) for job in jobs(runtime)])
+                events = read_all([engine.submit(job) for job in work(runtime)])
             else:
-                events = [read(engine.submit(job)) for job in jobs(runtime)]
+                events = [read(engine.submit(job)) for job in work(runtime)]
             found.append([text(e) for e in events])
             hits = sum(usage(e).cache_read or 0 for e in events)
             drafted = sum(usage(e).drafted or 0 for e in events)
@@ -121,3 +131,34 @@ def test_a_seed_gives_one_text_with_any_drafter(runtime: Reused, width: int, exp
     """In a batch of three, in other chunks, from a cold start and from what was kept."""
     for found in answers(runtime, width, DRAFTERS[name](), together=True, twice=name == "suffix"):
         assert found == expected
+
+
+LONG = "".join(f"Boat {i} left the harbour at {i % 24}:{i * 7 % 60:02d}, with {i * i % 97} boxes. " for i in range(40))
+
+
+def long_jobs(runtime: Reused) -> list[Job]:
+    """Answers that pass 256, 512 and 1,024 tokens, and one that begins like another."""
+    prompts = [LONG[:230], LONG[300:790], LONG[300:700] + "And then", LONG[:1010]]
+    sampled = [Sampling(seed=i, temperature=i % 2) for i in range(len(prompts))]
+    return [Job(prompt=tuple(p.encode()), sampling=s, output=30) for p, s in zip(prompts, sampled, strict=True)]
+
+
+def test_a_seed_gives_one_text_behind_many_tokens(tmp_path: Path) -> None:
+    """With two threads llama.cpp has another kernel for a lone row behind more than 256 tokens. A small model will do."""
+    pytest.importorskip("llama_cpp")
+    path = llama(tmp_path / "tiny.gguf")
+    guesses = GuessDrafter(lambda tokens, k: [RANDOM.randrange(256) for _ in range(k)])
+    found = []
+    for threads in (1, 2):
+        loaded = Reused(path, context=1100, threads=threads, sequences=5, isolated=True, width=64, flash_attention=True)
+        try:
+            assert search(loaded, seconds=120) == (64, True)
+            found += answers(loaded, 64, None, together=False, work=long_jobs)
+            if threads == 2:
+                found += answers(loaded, 64, guesses, together=True, work=long_jobs)
+                found += answers(loaded, 64, SuffixDrafter(), together=True, twice=True, work=long_jobs)
+        finally:
+            loaded.end()
+    assert len(set(found[0])) == len(found[0])
+    for other in found[1:]:
+        assert other == found[0]

@@ -62,8 +62,52 @@ def test_a_narrow_call_that_rounds_ends_the_search_whatever_wider_ones_do() -> N
 
 def test_far_positions_count() -> None:
     """A call that is right at the beginning of a sequence and wrong farther on, as attention over many keys may be."""
-    runtime = RoundingRuntime(lambda spans: total(spans) > 1 and any(s.start + len(s.tokens) > 70 for s in spans))
+    runtime = RoundingRuntime(lambda spans: total(spans) > 1 and any(s.start + len(s.tokens) > 70 for s in spans), context=200)
     assert search(runtime) == (33, True)
+
+
+def reaches(spans: Sequence[Span]) -> int:
+    return max(span.start + len(span.tokens) for span in spans)
+
+
+FAR: dict[str, tuple[Rounds, int, int]] = {  # what rounds behind many tokens, and the least and the most that may be found
+    "all but lone rows": (lambda spans: total(spans) > 1 and reaches(spans) > 256, 1, 1),
+    "lone rows": (lambda spans: total(spans) == 1 and reaches(spans) > 256, 1, 1),
+    "lone rows, farther on": (lambda spans: total(spans) == 1 and reaches(spans) > 512, 1, 1),
+    "company": (lambda spans: len(spans) > 1 and reaches(spans) > 512, 1, 1),
+    "two at once": (lambda spans: total(spans) == 2 and reaches(spans) > 256, 1, 1),
+    "two in company": (lambda spans: len(spans) == 2 and reaches(spans) > 256, 1, 1),
+    "more than two": (lambda spans: total(spans) > 2 and reaches(spans) > 512, 2, 2),
+    "wide calls": (lambda spans: total(spans) > 20 and reaches(spans) > 512, 5, 20),
+    "wide calls in company": (lambda spans: len(spans) > 1 and total(spans) > 20 and reaches(spans) > 256, 5, 20),
+    "nothing": (lambda spans: False, 128, 128),
+}
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("name", list(FAR))
+def test_what_holds_near_the_beginning_must_hold_behind_many_tokens(name: str, forgets: bool) -> None:
+    rounds, least, most = FAR[name]
+    runtime = RoundingRuntime(rounds, context=600, forgets=forgets)
+    found, complete = search(runtime)
+    assert complete
+    assert least <= found <= most
+    assert runtime.held == []
+    assert search(runtime, known=33)[0] <= most, "what an earlier search believed is given up"
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_what_an_edge_refuted_is_given_up_even_when_time_is_over(forgets: bool) -> None:
+    runtime = RoundingRuntime(lambda spans: total(spans) > 20 and reaches(spans) > 256, context=300, forgets=forgets, width=33)
+    for seconds in range(100):
+        found, complete = search(runtime, known=33, seconds=seconds, clock=Clock())
+        assert (found <= 20) == complete, seconds
+
+
+def test_the_end_of_the_context_may_be_right_behind_an_edge() -> None:
+    for context in (256, 257, 258, 513):
+        assert search(RoundingRuntime(lambda spans: False, context=context)) == (128, True)
+    assert search(RoundingRuntime(lambda spans: total(spans) > 1 and reaches(spans) > 256, context=257)) == (1, True)
 
 
 def test_company_counts() -> None:
@@ -107,6 +151,15 @@ def test_no_time_at_all_is_no_claim() -> None:
     assert max(runtime.calls, default=0) <= 11
 
 
+def test_a_search_without_time_for_any_edge_is_not_complete() -> None:
+    """Later edges are tried as far as there is time."""
+    runtime = RoundingRuntime(lambda spans: False, context=2000, width=8)
+    assert search(runtime, seconds=60, clock=Clock()) == (8, False)
+    assert search(runtime, seconds=60, known=8, clock=Clock()) == (8, False), "half of the time is for edges, at most"
+    assert search(runtime, seconds=160, known=8, clock=Clock()) == (8, True)
+    assert 300 < max(reaches(spans) for spans in runtime.spans) < 1000
+
+
 def test_what_was_found_is_kept_for_the_same_settings(tmp_path: Path) -> None:
     store = CalibrationStore(tmp_path)
     first = RoundingRuntime(wider_than(40), told={"threads": 1})
@@ -137,7 +190,7 @@ def test_an_unfinished_search_is_taken_up_again(tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"invariant_width": 8, "complete": False}))
     runtime = RoundingRuntime(wider_than(40))
     assert kept_width(runtime, store) == 33
-    assert 2 not in runtime.calls, "what is known is not tried again"
+    assert all(reaches(spans) > 256 for spans in runtime.spans if total(spans) == 2), "what is known is not tried again"
     assert json.loads(file.read_text())["complete"] is True
 
 

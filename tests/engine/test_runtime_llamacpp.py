@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.engine.scripted import ScriptedRuntime
+from tests.engine.tiny_models import llama
 
-from cachespec.engine.invariance import invariant_width
+from cachespec.engine.invariance import invariant_width, search
 from cachespec.engine.models import find_model
 from cachespec.engine.runtimes.base import Interrupted, Span
 from cachespec.engine.runtimes.llamacpp import LlamaCppRuntime
@@ -235,6 +237,27 @@ def test_within_the_invariant_width_rows_are_bit_equal(runtime: LlamaCppRuntime)
     runtime.free(0)
     put(runtime, tokens[:3])
     assert (put(runtime, tokens[3:], rows=width) == np.stack(singly[3:])).all()
+
+
+def test_a_model_with_one_type_for_keys_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models with one tensor for both refuse two types: isolated sequences then have the one that works."""
+    bindings = pytest.importorskip("llama_cpp").llama_cpp
+    opened, kinds = bindings.llama_init_from_model, []
+
+    def refuses(model: Any, params: Any) -> Any:
+        kinds.append((params.type_k, params.type_v))
+        return opened(model, params) if params.type_k == params.type_v else None
+
+    monkeypatch.setattr(bindings, "llama_init_from_model", refuses)
+    path = llama(tmp_path / "tiny.gguf")
+    runtime = LlamaCppRuntime(path, context=600, threads=1, sequences=2, isolated=True, width=64, flash_attention=True)
+    assert search(runtime, seconds=120) == (64, True)
+    runtime.close()
+    assert len(kinds) == 2
+    plain = LlamaCppRuntime(path, context=600, threads=1, sequences=2, width=64, flash_attention=True)
+    assert plain.info.fingerprint != runtime.info.fingerprint, "neither can take in what the other exported"
+    plain.close()
+    assert len(kinds) == 3
 
 
 def test_the_width_of_a_runtime_that_never_rounds_is_all_of_it() -> None:

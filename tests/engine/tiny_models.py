@@ -61,6 +61,46 @@ def mamba(path: Path, *, layers: int = 2, width: int = 64, padding: int = 0) -> 
     return path
 
 
+def llama(path: Path, *, layers: int = 2, heads: int = 4, context: int = 2048) -> Path:
+    """A transformer as a GGUF file, with a token for each byte; one kernel multiplies its weights, however many the rows."""
+    import gguf
+
+    writer: Any = gguf.GGUFWriter(path, "llama")
+    width, inner = heads * 32, 128
+    writer.add_context_length(context)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_block_count(layers)
+    writer.add_layer_norm_rms_eps(1e-5)
+    _byte_tokens(writer, 0)
+    rng = np.random.default_rng(0)
+    kind = gguf.GGMLQuantizationType.Q4_1
+
+    def put(name: str, *shape: int, scale: float = 0.15) -> None:
+        weights = (rng.standard_normal(shape) * scale).astype(np.float32)
+        writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
+
+    put("token_embd.weight", VOCAB, width, scale=1.0)
+    put("output.weight", VOCAB, width, scale=1.0)
+    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
+    for i in range(layers):
+        at = f"blk.{i}."
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"{at}{name}.weight", np.ones(width, np.float32))
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            put(f"{at}{name}.weight", width, width)
+        for name in ("ffn_gate", "ffn_up"):
+            put(f"{at}{name}.weight", inner, width)
+        put(f"{at}ffn_down.weight", width, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def _byte_tokens(writer: Any, padding: int) -> None:
     """GPT-2's alphabet of bytes, an end, and a token of the one merge that the format demands; then nothing but padding."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -6,6 +6,11 @@ can be interrupted after any node of its graph.
 Unified KV has one weakness: a token's cell is wherever there is a gap, attention sums in the order of cells, and so rounding
 depends on what other sequences held before. `isolated` gives each sequence cells of its own, in the order of its positions:
 its rows are then, bit for bit, those it has alone. That takes room for `context` tokens a sequence, and forks copy.
+
+On a CPU there is another: for keys and values in F16, flash attention has three kernels. A lone token behind more than 256
+others has its sum split over the threads, 64 tokens and more are computed in tiles, all else goes key by key (``ops.cpp`` of
+ggml: ``use_split_kv_path``, ``use_tiled``). With keys in BF16 there is only the last, so `isolated` has those: attention
+gives a row the same bits in any call, at any length, with any number of threads. They take as much room.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 _LOG_WARN, _LOG_ERROR = 3, 4  # ggml_log_level
 _NO_ROOM, _ABORTED, _BAD_INPUT = 1, 2, -1  # llama_decode's return codes that leave the context usable
 _MAGIC = b"GGUF"
+_BF16 = 30  # ggml_type; the bindings have no name for it
 _PAD = 256
 _POSITIONS = 2**31
 _GPUS = 16  # graphics cards may have so many times the memory of their host, and no more
@@ -101,6 +107,9 @@ class LlamaCppRuntime:
         self._batch: Any = None
         self._threads, self._gpu_layers = threads, gpu_layers
         self._isolated = isolated and sequences > 1
+        # Graphics cards have kernels of their own, and may have none for BF16.
+        on_cpu = gpu_layers == 0 or not c.llama_supports_gpu_offload()
+        self._one_kernel = isolated and on_cpu and flash_attention is True
         self._room = None if self._isolated else max(context, room or 0)
         # The library stops the process where there are more sequences than tokens in a call, or in all of its KV.
         self.sequences, self.width = min(sequences, width, self._room or sequences), width
@@ -163,8 +172,14 @@ class LlamaCppRuntime:
         if flash_attention is not None:
             params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else c.LLAMA_FLASH_ATTN_TYPE_DISABLED
         lib.complaints.clear()
-        self._ctx = c.llama_init_from_model(self._model, params)
-        if not self._ctx:
+        kinds = [(params.type_k, params.type_v)]
+        if self._one_kernel:  # the second for models that have one tensor for both (MLA)
+            kinds = [(_BF16, params.type_v), (_BF16, _BF16)]
+        for params.type_k, params.type_v in kinds:
+            self._ctx = c.llama_init_from_model(self._model, params)
+            if self._ctx:
+                break
+        else:
             why = "; ".join(lib.complaints) or "out of memory"
             raise ConfigError(f"no room for a context of {params.n_ctx} tokens of {path.name}: {why}", key="context")
         self._memory = c.llama_get_memory(self._ctx)
@@ -193,7 +208,7 @@ class LlamaCppRuntime:
         template = c.llama_model_chat_template(model, None)
         description = ctypes.create_string_buffer(256)
         c.llama_model_desc(model, description, len(description))
-        identity = [*sorted(metadata.items()), path.stat().st_size, context, count]
+        identity = [*sorted(metadata.items()), path.stat().st_size, context, count, *(["bf16"] if self._one_kernel else [])]
         return ModelInfo(
             architecture=metadata.get("general.architecture", "unknown"),
             description=description.value.decode("utf-8", "replace"),
@@ -401,7 +416,7 @@ class LlamaCppRuntime:
             "gpu_layers": self._gpu_layers,
             "flash_attention": attention,
             "width": self.width,
-            "kv": "isolated" if self._isolated else "unified",
+            "kv": ("isolated" if self._isolated else "unified") + (", bf16" if self._one_kernel else ""),
             "library": library().version,
         }
 
