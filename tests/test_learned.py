@@ -66,6 +66,21 @@ def test_a_local_backend_is_corrected_and_not_invented() -> None:
     assert Learned().latency("laptop", ASSUMED, TOKENS, local=True, now=20.0) == ASSUMED
 
 
+def test_what_an_engine_only_assumed_is_corrected_once() -> None:
+    """Its first answer is 2.5 times as fast as it had assumed. From then on it has timed itself, and says so."""
+    first = replace(ANSWER, backend="laptop", sizes=None, own=ASSUMED, ttft_ms=280.0, total_ms=2_800.0)
+    learned = taught(first, times=1)
+    timed = Latency(ttft_ms=280.0, total_ms=2_800.0, evidence="measured")
+    assert learned.latency("laptop", timed, TOKENS, local=True, now=1.0) == timed
+    for _ in range(MEASURED):
+        learned.answered(replace(first, own=timed, ttft_ms=300.0, total_ms=3_000.0), now=1.0)
+    again = Learned()
+    again.load(learned.dump())
+    for known in (learned, again):
+        said = known.latency("laptop", timed, TOKENS, local=True, now=2.0)
+        assert said.total_ms == pytest.approx(3_000.0, rel=0.05)
+
+
 def test_a_long_answer_does_not_make_an_engine_slow() -> None:
     """What an engine said was for the expected length; the answers are five times as long, and it keeps its word."""
     usage = Usage(uncached=0, cache_read=0, cache_write={"kv": 1_000}, output=500)

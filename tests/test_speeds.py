@@ -173,8 +173,8 @@ def test_numbers_that_no_answers_made_are_left_aside() -> None:
     assert 100 < speeds.speed(Work(uncached=2_000, output=10), now=50.0).ttft_ms < 1_000
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_whatever_answers_teach_it_stays_a_number_that_can_be_read_again(own: bool) -> None:
+@pytest.mark.parametrize("own", [None, "measured"])
+def test_whatever_answers_teach_it_stays_a_number_that_can_be_read_again(own: str | None) -> None:
     draw, extremes = random.Random(7), (0.0, 1e-300, 1.0, 1e6, 1e300)
     speeds, now = SpeedModel(own=own), 0.0
     for _ in range(3_000):

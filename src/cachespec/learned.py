@@ -99,7 +99,7 @@ class Learned:
         """
         own = own_latency(assumed, local=local)
         model = self._speeds.get((backend, target))
-        if local and (model is None or model.own != (own is not None)):
+        if local and (model is None or model.own != _basis(own)):
             return assumed
         model = model or self._unmeasured
         load = self.health.load(backend)
@@ -144,8 +144,8 @@ class Learned:
         own = _for_length(answer.own, answer.own_output, usage.output)
         place = answer.backend, answer.target
         model = self._speeds.pop(place, None)
-        if model is None or model.own != (own is not None):
-            model = SpeedModel(own=own is not None)
+        if model is None or model.own != _basis(own):
+            model = SpeedModel(own=_basis(own))
         self._speeds[place] = model
         if len(self._speeds) > _MODELS:
             del self._speeds[next(iter(self._speeds))]
@@ -180,7 +180,7 @@ class Learned:
             models = {str(name): TokenModel.from_dict(facts) for name, facts in tokens}
             lengths, follow, measured = OutputLengths.from_list(outputs), Turns.from_list(turns), {}
             for name, target, own, facts in speeds:
-                model = measured[str(name), str(target)] = SpeedModel(own=bool(own))
+                model = measured[str(name), str(target)] = SpeedModel(own=None if own is None else str(own))
                 model.load(facts)
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return
@@ -200,6 +200,12 @@ def _no_number(name: str) -> NoReturn:
 def own_latency(assumed: Latency, *, local: bool) -> Latency | None:
     """What a backend says of its own speed: a local engine knows it; of others there is only a prior."""
     return assumed if local and assumed.ttft_ms is not None and assumed.total_ms is not None else None
+
+
+def _basis(own: Latency | None) -> str | None:
+    """What corrections of a backend's own figures refer to: to its assumptions, which it gives up once it has timed itself, or
+    to its measurements."""
+    return None if own is None else own.evidence
 
 
 def _for_length(own: Latency | None, expected: int | None, output: int | None) -> Latency | None:

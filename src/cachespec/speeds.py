@@ -170,12 +170,12 @@ class SpeedModel:
 
     `first` is the prior of the time to the first token: fixed, for each token of prefill, for each token read from a cache,
     for each other request under way. `per_token` is the prior for each token of output. With `own` the backend knows its
-    speed and its queue itself (a local engine does): then only how far it is off is learned.
+    speed and its queue itself (a local engine does), and says on what it rests: then only how far it is off is learned.
     """
 
     first: tuple[float, float, float, float] = (600.0, 0.03, 0.003, 20.0)
     per_token: float = 15.0
-    own: bool = False
+    own: str | None = None
     answers: int = 0
     seen_at: float | None = None
     _first: _Line = field(init=False)
