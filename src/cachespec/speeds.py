@@ -35,6 +35,7 @@ _NOISE = 0.25
 _STEP = 0.1
 _DEVIATIONS = 1.645  # of a normal law, that `HIGH` of it stay below
 _LEVEL = 0.3
+_STEADY = 0.125  # so that an answer counts a fifth
 _FARTHEST = math.log(1e4)
 _WITNESSES = round(1 / (1 - HIGH)) - 1  # other answers that may confirm that one which is far off is no accident
 _VARIANCE = 0.06  # of the log of actual over expected, when nothing is known: that of answers within a factor of 1.5
@@ -79,9 +80,13 @@ class Speed:
 
 @dataclass(slots=True)
 class _Line:
-    """A linear form fitted to relative errors, with the spread of what is left over."""
+    """A linear form fitted to relative errors, with the spread of what is left over.
+
+    `steady`: what it is applied to follows changes itself, so that only what stays wrong is to be learned, and slowly.
+    """
 
     prior: tuple[float, ...]
+    steady: bool = False
     weights: list[float] = field(default_factory=list)
     spread: list[list[float]] = field(default_factory=list)
     level: float = 0.0  # log of how far the last answers lie off the line: a change of speed shows here first
@@ -124,7 +129,8 @@ class _Line:
         n, expected = len(x), self.value(x, 1.0)
         ratio = self._weighed(math.log(min(max(actual, 1e-3), _MOST) / expected))
         actual = min(max(expected * math.exp(ratio), 1e-3), _MOST)
-        self.level = max(min(self.level + _LEVEL * ratio, _FARTHEST), -_FARTHEST)
+        if not self.steady:
+            self.level = max(min(self.level + _LEVEL * ratio, _FARTHEST), -_FARTHEST)
         self.variance += _STEP * (min(ratio * ratio, _WIDEST) - self.variance)
         scaled = [v / actual for v in x]
         gain = [sum(row[j] * scaled[j] for j in range(n)) for row in self.spread]
@@ -141,7 +147,7 @@ class _Line:
             for j in range(n):
                 self.spread[i][j] = (self.spread[i][j] - gain[i] * gain[j] / total) / _FORGET
         for i in range(n):
-            most = max(self.prior[i], self.weights[i]) ** 2
+            most = (self._least_sure * max(self.prior[i], self.weights[i])) ** 2
             if self.spread[i][i] > most:  # directions that nothing excites must not run away
                 shrink = math.sqrt(most / self.spread[i][i])
                 for j in range(n):
@@ -160,8 +166,14 @@ class _Line:
         self.witnesses = [*self.witnesses[1 - _WITNESSES :], max(min(ratio, _FARTHEST), -_FARTHEST)]
         return max(min(ratio, most), least)
 
+    @property
+    def _least_sure(self) -> float:
+        """The largest standard deviation of a weight, over the weight: how much one answer can teach."""
+        return _STEADY if self.steady else 1.0
+
     def _doubt(self) -> list[list[float]]:
-        return [[(w * w if i == j else 0.0) for j in range(len(self.prior))] for i, w in enumerate(self.prior)]
+        sure = self._least_sure**2
+        return [[(sure * w * w if i == j else 0.0) for j in range(len(self.prior))] for i, w in enumerate(self.prior)]
 
 
 @dataclass(slots=True)
@@ -182,8 +194,9 @@ class SpeedModel:
     _rest: _Line = field(init=False)
 
     def __post_init__(self) -> None:
-        self._first = _Line((1.0,) if self.own else self.first)
-        self._rest = _Line((1.0,) if self.own else (self.per_token, self.per_token))
+        steady = self.own == "measured"  # it times its own calls, and each answer has taught it already
+        self._first = _Line((1.0,) if self.own else self.first, steady)
+        self._rest = _Line((1.0,) if self.own else (self.per_token, self.per_token), steady)
 
     def speed(self, work: Work, *, now: float) -> Speed:
         """What this work is expected to take at `now` (Unix seconds)."""
@@ -247,7 +260,7 @@ class SpeedModel:
     def load(self, data: Any) -> None:
         """Take up what `to_dict` gave; data that cannot be that is left aside."""
         try:
-            lines = [_read(data[name], line.prior) for name, line in (("first", self._first), ("rest", self._rest))]
+            lines = [_read(data[name], line) for name, line in (("first", self._first), ("rest", self._rest))]
             answers, seen_at = int(data["answers"]), None if data["seen_at"] is None else float(data["seen_at"])
         except (TypeError, ValueError, KeyError, OverflowError):
             return
@@ -256,15 +269,15 @@ class SpeedModel:
             self.answers, self.seen_at = answers, seen_at
 
 
-def _read(data: Any, prior: tuple[float, ...]) -> _Line:
+def _read(data: Any, like: _Line) -> _Line:
     """A line that answers could have made; whatever it is asked for stays a number. Raises ValueError and the like."""
     weights = [float(v) for v in data["weights"]]
     spread = [[float(v) for v in row] for row in data["spread"]]
     witnesses = [float(v) for v in data["witnesses"]]
-    level, variance, size = float(data["level"]), float(data["variance"]), len(prior)
+    level, variance, size = float(data["level"]), float(data["variance"]), len(like.prior)
     shaped = len(weights) == len(spread) == size and all(len(row) == size for row in spread) and len(witnesses) <= _WITNESSES
     fine = all(0 <= w <= _MOST for w in weights) and all(abs(v) <= _MOST**2 for row in spread for v in row)
     fine = fine and 0 <= variance <= _WIDEST and all(abs(v) <= _FARTHEST for v in (level, *witnesses))
     if not shaped or not fine or min(spread[i][i] for i in range(size)) < 0:
         raise ValueError("out of range")
-    return _Line(prior, weights, spread, level, variance, witnesses)
+    return _Line(like.prior, like.steady, weights, spread, level, variance, witnesses)
