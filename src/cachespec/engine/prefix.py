@@ -360,12 +360,19 @@ class PrefixIndex:
         lengths = leaves_first(self._table, idle, -(-tokens // PAGE), kept=self._kept(), shared=self._shared)
         return [Cut(slot, pages * PAGE) for slot, pages in lengths.items()]
 
-    def victim(self) -> Cut | None:
-        """The idle slot to give up when a free one is needed: the least recently used. None: all run, or are kept."""
+    def victim(self, match: Match | None = None) -> Cut | None:
+        """The idle slot to give up when a free one is needed: the least recently used. None: all run, or are kept.
+
+        When the only one is kept for `match` alone, it is what that has beyond the match: then the slot can be adopted.
+        """
         kept = self._kept()
         free = {s: h.path for s, h in self._slots.items() if not h.busy and not self._stays(h.path, "device", kept)}
         order = least_recent(self._table, free)
-        return Cut(order[0], 0) if order else None
+        if order or match is None or match.slot is None:
+            return Cut(order[0], 0) if order else None
+        holder = self._slots[match.slot]
+        beyond = holder.path[match.tokens // PAGE :]
+        return None if holder.busy or self._stays(beyond, "device", kept) else Cut(match.slot, match.tokens)
 
     def _stays(self, path: array[int], tier: Tier, kept: set[int]) -> bool:
         """Whether this path's holder is the only one of its tier that covers something kept."""

@@ -112,10 +112,13 @@ class Slots:
             if not self.make_room(len(tokens) - match.tokens + spare):
                 return None
             with self._lock:
-                adopted = self._adopts(index.find(tokens, space))
-                cut = index.victim() if adopted is None and not self._free else None
+                found = index.find(tokens, space)
+                adopted = self._adopts(found)
+                cut = index.victim(found) if adopted is None and not self._free else None
             if cut is not None:
                 self._evict(cut)
+                with self._lock:
+                    adopted = self._adopts(index.find(tokens, space))
             if adopted is None and not self._free:
                 return None
             lease = Lease(self._free.pop() if adopted is None else adopted, space)
