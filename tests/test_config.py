@@ -342,6 +342,7 @@ def test_check_warns_of_what_the_environment_lacks(tmp_path: Path) -> None:
     assert [(f.level, f.line, f.key) for f in found] == [
         ("warning", 12, "backends.claude.api_key"),
         ("warning", 32, "backends.spare"),
+        ("warning", 34, "backends.spare.model"),
     ]
     assert "ANTHROPIC_API_KEY" in found[0].message
     path.write_text(GOOD)
@@ -403,6 +404,79 @@ def test_check_finds_everything_in_one_pass(tmp_path: Path) -> None:
         ("warning", 15, "backends.c.model"),
     ], "\n".join(map(str, found))
     assert "did you mean 'smollm2'?" in (found[-1].hint or "")
+
+
+UNPRICED = """\
+[backends.laptop]
+use = "llamacpp"
+model = "smollm2"
+[backends.claude]
+use = "anthropic"
+model = "claude-sonet-5-5"
+api_key = { env = "KEY" }
+[backends.gpt]
+use = "openai"
+model = "gpt-5.6-tera"
+api_key = { env = "KEY" }
+[backends.elsewhere]
+use = "openai"
+model = "gpt-5.6-terra"
+api_key = { env = "KEY" }
+base_url = "http://127.0.0.1:9/v1"
+[backends.half]
+use = "compatible"
+server = "vllm"
+model = "m"
+prices = { input = "1.00" }
+[backends.known]
+use = "anthropic"
+model = "claude-sonnet-5-5"
+api_key = { env = "KEY" }
+[models]
+all = { backends = ["laptop", "claude", "gpt", "elsewhere", "half", "known"] }
+few = { backends = ["gpt"] }
+[policies]
+routing = { use = "pinned", backend = "known" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("budget", "refused"),
+    [
+        ('{ scope = "overall", limit = "1.00", per = "day" }', ["laptop", "claude", "gpt", "elsewhere", "half"]),
+        ('{ scope = "tenant", key = "acme", limit = "1.00" }', ["laptop", "claude", "gpt", "elsewhere", "half"]),
+        ('{ scope = "alias", key = "few", limit = "1.00" }', ["gpt"]),
+        ('{ scope = "alias", key = "laptop", limit = "1.00" }', ["laptop"]),
+        ('{ scope = "alias", key = "openai:gpt-5.6-terra", limit = "1.00" }', ["elsewhere"]),
+        ('{ scope = "overall", limit = "1.00", mode = "soft" }', []),
+    ],
+)
+def test_check_warns_of_what_a_hard_budget_will_refuse_for_want_of_a_price(
+    budget: str, refused: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "app.toml"
+    path.write_text(f"{UNPRICED}budgets = [{budget}]\n")
+    found = check_config(path, {"KEY": "k"})
+    assert {f.level for f in found} == {"warning"}
+    told = {f.key: f for f in found}
+    assert [key for key, f in told.items() if "policies.budgets[0] refuses" in f.message] == [
+        f"backends.{name}.model" for name in refused
+    ]
+    # A name that is likely misspelt is told in any case.
+    near = {"claude": "claude-sonnet-5-5", "gpt": "gpt-5.6-terra"}
+    assert set(told) == {f"backends.{name}.model" for name in (*refused, *near)}
+    for name, right in near.items():
+        assert f"did you mean '{right}'?" in (told[f"backends.{name}.model"].hint or "")
+    for name in set(refused) - set(near):
+        remedy = 'cost = "0"' if name == "laptop" else "prices = {"
+        assert (told[f"backends.{name}.model"].hint or "").startswith(remedy)
+
+
+def test_what_is_refused_for_a_wrong_price_is_not_told_twice(tmp_path: Path) -> None:
+    path = tmp_path / "app.toml"
+    budgets = '[policies]\nbudgets = [{ scope = "overall", limit = "1.00" }]\n'
+    path.write_text('[backends.a]\nuse = "llamacpp"\nmodel = "smollm2"\ncost = "0.40"\n' + budgets)
+    assert [(f.level, f.key) for f in check_config(path, {})] == [("error", "backends.a.cost")]
 
 
 class Somewhere(ScriptedBackend):

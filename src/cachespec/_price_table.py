@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,20 @@ def table_rates(provider: str | None, model: str, base_url: str | None) -> tuple
         variants=tuple(_price_list(v.prices, v.constraint, v.when) for v in (info.price_variants or ()) if own),
     )
     return vendor, rates
+
+
+def nearest_priced(model: str, base_url: str) -> str | None:
+    """The model with a price whose name looks most like `model`, of the vendor whose own address `base_url` is; else None."""
+    from genai_prices.data_snapshot import get_snapshot
+
+    try:
+        vendor = get_snapshot().find_provider(None, None, base_url)
+    except LookupError:
+        return None
+    if not _is_at(base_url, vendor.api_pattern):
+        return None
+    found = get_close_matches(model.lower(), [m.id for m in vendor.models], n=len(vendor.models), cutoff=0.8)
+    return next((name for name in found if table_rates(vendor.id, name, None) is not None), None)
 
 
 _CLASSES: Mapping[str, str] = MappingProxyType(

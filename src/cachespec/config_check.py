@@ -1,7 +1,8 @@
 """``config check``: everything that is wrong with a configuration file in one pass, and what this machine lacks for it.
 
 What is wrong in one place hides nothing that is wrong in another: tables and names are read by `config`, then every backend
-whose table is sound is made (not started), an option at a time where one is refused, and its model's file is looked for.
+whose table is sound is made (not started), an option at a time where one is refused, its model's file is looked for, and
+whether its price is known, without which a hard budget refuses whatever it would answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from cachespec import registry
 from cachespec.annotations import Where, dotted, is_secret_name
-from cachespec.backends.base import Located
+from cachespec.backends.base import Backend, Located
 from cachespec.config import Config, PluginSpec, read_config, references, table_at
 from cachespec.errors import CachespecError, ConfigError, MissingDependencyError
 from cachespec.options import Problem, options_of, problems_of
@@ -70,7 +71,8 @@ def check_text(text: str, path: str, environ: Mapping[str, str] | None = None) -
         if (table := table_at(tree, "policies", family)) and ("policies", family) not in wrong
     }
     missing = {where: name for where, name in references(tree) if not environ.get(name)}
-    found = [finding for name in sound for finding in _try_backend(config, name, environ, missing)]
+    needs = [_needs_price(tree, name) for name in sound]
+    found = [f for name, need in zip(sound, needs, strict=True) for f in _try_backend(config, name, environ, missing, need)]
     for family, spec in policies.items():
         try:
             registry.build_policy(config, family, spec, environ)
@@ -87,8 +89,11 @@ def check_text(text: str, path: str, environ: Mapping[str, str] | None = None) -
     return sorted(found, key=lambda finding: (finding.level, finding.line or 0))
 
 
-def _try_backend(config: Config, name: str, environ: Mapping[str, str], missing: Mapping[Where, str]) -> Iterator[Finding]:
-    """What a backend itself says of its options, each wrong one apart, and whether a local model's file is there.
+def _try_backend(
+    config: Config, name: str, environ: Mapping[str, str], missing: Mapping[Where, str], needs: str | None
+) -> Iterator[Finding]:
+    """What a backend itself says of its options, each wrong one apart, whether a local model's file is there, and whether its
+    price is; `needs` is the budget that refuses it without one.
 
     A secret that is not set here is no reason not to ask for the rest.
     """
@@ -106,6 +111,8 @@ def _try_backend(config: Config, name: str, environ: Mapping[str, str], missing:
             backend = registry.build_backend(replace(config, backends={name: spec}), name, environ)
             if isinstance(backend, Located):
                 yield from _locate(config, where, backend)
+            if len(options) >= len(config.backends[name].options):  # else what it costs may be what was wrong
+                yield from _priced(config, where, backend, needs)
             break
         except MissingDependencyError as error:
             yield Finding(level="warning", message=f"backend {name}: {error}", path=config.path)
@@ -132,6 +139,40 @@ def _locate(config: Config, where: Where, backend: Located) -> Iterator[Finding]
         backend.locate()
     except ConfigError as error:
         yield _finding(config.place(error, where), "warning")  # another machine may have it
+
+
+def _needs_price(tree: Mapping[str, Any], backend: str) -> str | None:
+    """The first hard budget, as a key of the file, that requests to this backend may fall under."""
+    budgets = table_at(tree, "policies").get("budgets")
+    for i, budget in enumerate(budgets if isinstance(budgets, list) else ()):
+        if not isinstance(budget, Mapping) or budget.get("mode", "hard") != "hard":
+            continue
+        key = budget.get("key") if budget.get("scope") == "alias" else None
+        if not isinstance(key, str):
+            return dotted(("policies", "budgets", i))
+        alias = table_at(tree, "models", key).get("backends")
+        names = alias if isinstance(alias, list) else (key,)
+        if backend in names or key.rpartition(":")[2] == table_at(tree, "backends", backend).get("model"):
+            return dotted(("policies", "budgets", i))
+    return None
+
+
+def _priced(config: Config, where: Where, backend: Backend, needs: str | None) -> Iterator[Finding]:
+    """That a price is not known: where a hard budget `needs` it, and where the model's name is likely a slip."""
+    if backend.rates is not None and backend.rates.worst(input_tokens=1, output_tokens=1, seconds=1.0) is not None:
+        return
+    from cachespec._price_table import nearest_priced
+
+    url = getattr(backend, "base_url", None)
+    near = nearest_priced(backend.model, url) if isinstance(url, str) else None
+    if needs is None and near is None:
+        return
+    local = backend.capabilities.local and not isinstance(url, str)
+    remedy = 'cost = "0", where it is paid already' if local else 'prices = { input = "3.00", output = "15.00" }, what it costs'
+    what = f"the price of {backend.model!r} is not known"
+    told = what if needs is None else f"{what}, and the hard budget {needs} refuses what has no price (PriceUnknownError)"
+    hint = remedy if near is None or near == backend.model else f"did you mean {near!r}? Else {remedy}"
+    yield _told(Problem((*where, "model"), told, hint=hint), config.path or "", config.text or "", "warning")
 
 
 def _told(problem: Problem, path: str, text: str, level: Literal["error", "warning"] = "error") -> Finding:

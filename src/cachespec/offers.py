@@ -117,7 +117,10 @@ def over_budget(
     if worst is None:
         scope = hard[0].limit.scope
         if priced is None or priced.expected is None:
-            detail = f"the hard budget {scope} needs a price, and that of {backend.model} is not known"
+            detail = (
+                f"the hard budget {scope} needs a price, and that of {backend.model} is not known:"
+                " say it with `prices` (a model in this process: `cost`)"
+            )
         else:
             why = "; ".join(unbounded) or "nobody knows how long it is, or what the tier it asks for costs"
             detail = f"the hard budget {scope} needs a bound on what this may cost, and there is none ({why})"
