@@ -670,6 +670,29 @@ def test_auto_config_takes_what_is_there(packages: set[str]) -> None:
     assert "hush" not in repr(config)
 
 
+def test_only_without_a_file_the_environment_says_where_a_vendor_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("OPENAI", "ANTHROPIC"):
+        monkeypatch.setenv(f"{name}_API_KEY", "k")
+        monkeypatch.setenv(f"{name}_BASE_URL", f"http://127.0.0.1:9/{name}")
+    found = auto_config()
+    assert [getattr(build_backend(found, name), "base_url") for name in ("openai", "anthropic")] == [  # noqa: B009
+        "http://127.0.0.1:9/OPENAI",
+        "http://127.0.0.1:9/ANTHROPIC",
+    ]
+    path = tmp_path / "app.toml"
+    named = 'base_url = { env = "OPENAI_BASE_URL" }\napi_key = { env = "OPENAI_API_KEY" }\n'
+    path.write_text(
+        '[backends.a]\nuse = "anthropic"\nmodel = "m"\n[backends.b]\nuse = "openai"\nmodel = "m"\n'
+        f'[backends.c]\nuse = "openai"\nmodel = "m"\n{named}'
+    )
+    config = load_config(path)
+    assert [getattr(build_backend(config, name), "base_url") for name in "abc"] == [  # noqa: B009
+        "https://api.anthropic.com",
+        "https://api.openai.com/v1",
+        "http://127.0.0.1:9/OPENAI",
+    ]
+
+
 def test_auto_config_without_a_key_is_local(packages: set[str]) -> None:
     config = auto_config({})
     assert config.models == {"default": ("smollm2",)}

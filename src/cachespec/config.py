@@ -167,8 +167,9 @@ def auto_config(environ: Mapping[str, str] | None = None) -> Config:
     """Every backend that has a key in the environment, and the small local model where it is installed.
 
     The alias ``default`` holds the hosted ones, else the local one: they are no equals, so the local model answers for a
-    hosted one only where nothing else is there. Each can be named (``model="smollm2"``). `Config.notes` say what was left
-    out and why. Raises ConfigError, saying what to do, when there is nothing to talk to.
+    hosted one only where nothing else is there. Each can be named (``model="smollm2"``). Where the environment has the base
+    URL that a vendor's SDK looks for (`HOSTED`), its requests go there, with its key. `Config.notes` say what was left out
+    and why. Raises ConfigError, saying what to do, when there is nothing to talk to.
     """
     environ = os.environ if environ is None else environ
     backends: dict[str, PluginSpec] = {}
