@@ -94,7 +94,10 @@ class NoRouteError(CachespecError):
 
 
 class BudgetExceededError(CachespecError):
-    """A hard budget has no room for the worst case of this request. Amounts are USD."""
+    """A hard budget has no room for the worst case of this request. Amounts are USD.
+
+    `reserved` is held for requests that run now; what they do not use is free when they end, before `resets_at`.
+    """
 
     def __init__(
         self,
@@ -108,10 +111,10 @@ class BudgetExceededError(CachespecError):
     ) -> None:
         self.scope, self.limit, self.spent, self.reserved = scope, limit, spent, reserved
         self.requested, self.resets_at = requested, resets_at
+        held = f"reserved {reserved:f}" + (" until the requests that run now end" if reserved else "")
         until = f", resets at {resets_at.isoformat()}" if resets_at else ""
         super().__init__(
-            f"budget {scope}: limit {limit:f} USD, spent {spent:f}, reserved {reserved:f}, "
-            f"this request may cost {requested:f}{until}"
+            f"budget {scope}: limit {limit:f} USD, spent {spent:f}, {held}, this request may cost {requested:f}{until}"
         )
 
 
