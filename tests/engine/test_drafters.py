@@ -174,6 +174,15 @@ def test_suffix_copies_what_followed_the_longest_match() -> None:
     assert drafted(drafter, text * 2, 0).tokens == ()
 
 
+@pytest.mark.parametrize("period", [[7], [7, 8], [7, 8, 9, 7, 5]])
+def test_a_text_that_repeats_itself_is_drafted_beyond_its_period(period: list[int]) -> None:
+    drafter = SuffixDrafter(history_bytes=0)
+    track = drafter.open([1, 2, 3, *period * 6], sampling=GREEDY, namespace=None)
+    (draft,) = drafter.propose([track], [16])
+    assert list(draft.tokens) == (period * 16)[:16]
+    assert min(draft.confidence) > 0.7
+
+
 def test_a_long_prompt_is_learned_bit_by_bit() -> None:
     drafter = SuffixDrafter(max_tokens=3 * CATCH_UP)
     text = random_tokens(1000, CATCH_UP, 3)

@@ -132,6 +132,9 @@ class SuffixAutomaton:
         With each its confidence, ``n / (N + doubt / size)``: it came n of N times after a context of `size` tokens, and
         `doubt / size` is how many other continuations such a context is believed to have that were not seen: long matches
         seldom go on otherwise. It ends where the product of confidences falls below `floor`.
+
+        Where it comes to the text's end it goes on as after the longest end of that which came before, which is how a text that
+        repeats itself is drafted beyond its period.
         """
         first, after, more, count = self._token, self._next, self._more, self.count
         state, size = self.match()
@@ -141,7 +144,10 @@ class SuffixAutomaton:
         while size and len(tokens) < limit:
             token = first[state]
             if token < 0:
-                break
+                state = self._link[state]
+                if state <= 0:
+                    break
+                size, here, token = self._length[state], 1, first[state]
             total, reached = count[state] - here, after[state]
             if state in more:
                 best = more[state][_BEST]
