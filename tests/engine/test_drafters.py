@@ -177,7 +177,7 @@ def test_suffix_copies_what_followed_the_longest_match() -> None:
 @pytest.mark.parametrize("period", [[7], [7, 8], [7, 8, 9, 7, 5]])
 def test_a_text_that_repeats_itself_is_drafted_beyond_its_period(period: list[int]) -> None:
     drafter = SuffixDrafter(history_bytes=0)
-    track = drafter.open([1, 2, 3, *period * 6], sampling=GREEDY, namespace=None)
+    track = drafter.open([1, 2, 3, *period * 20], sampling=GREEDY, namespace=None)
     (draft,) = drafter.propose([track], [16])
     assert list(draft.tokens) == (period * 16)[:16]
     assert min(draft.confidence) > 0.7
