@@ -130,10 +130,13 @@ async def asynchronous() -> None:
         plain = await client.complete(messages=[{"role": "user", "content": "x"}], response_format={"type": "object"})
         finished(plain)
         decided(client.plan("Hi", model="assistant", extra={"laptop": {"x": 1}}))
-        session = client.session(system="x")
+        session = client.session(system="x", messages=history)
         assert_type(session, Session)
-        async with session.stream("Hi") as turn:
+        async with session.stream("Hi", model="laptop", tags=["t"], cache="off", seed=1) as turn:
             finished(await turn.get_final_completion())
+        finished(await session.complete("Hi", reasoning="low", stop=["x"]))
+        await session.complete("Hi", modle="x")  # type: ignore[call-arg]
+        await client.complete("Hi", cache="on")  # type: ignore[arg-type]
 
 
 def synchronous() -> None:

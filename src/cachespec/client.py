@@ -6,7 +6,7 @@ file. One client serves any number of tasks, on asyncio and trio.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,7 @@ from cachespec.messages import MessageInput, SystemInput, ToolInput
 from cachespec.middleware import Chain, Middleware
 from cachespec.request import Memory, Request, build_request
 from cachespec.session import Session
+from cachespec.signatures import takes
 from cachespec.stream import ResponseStream
 from cachespec.telemetry import Hook, Reloaded, ReloadRefused, Telemetry
 
@@ -333,56 +334,10 @@ class Client:
             )
         )
 
-    async def complete(
-        self,
-        prompt: str | Sequence[MessageInput] | None = None,
-        *,
-        messages: Sequence[MessageInput] | None = None,
-        system: SystemInput | None = None,
-        tools: Sequence[ToolInput] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        response_format: str | Mapping[str, Any] | type | None = None,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        stop: str | Sequence[str] | None = None,
-        seed: int | None = None,
-        reasoning: str | Mapping[str, Any] | None = None,
-        model: str | None = None,
-        tenant: str | None = None,
-        session_id: str | None = None,
-        tags: Sequence[str] | None = None,
-        timeout: float | str | None = None,
-        cache: Literal["auto", "off", "no-write"] = "auto",
-        extra: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> Completion:
+    @takes(stream)
+    async def complete(self, *args: Any, **kwargs: Any) -> Completion:
         """The finished answer. Takes what `stream` takes and raises what it raises, and what reading to the end raises."""
-        stream = self.stream(
-            prompt,
-            messages=messages,
-            system=system,
-            tools=tools,
-            tool_choice=tool_choice,
-            response_format=response_format,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            stop=stop,
-            seed=seed,
-            reasoning=reasoning,
-            model=model,
-            tenant=tenant,
-            session_id=session_id,
-            tags=tags,
-            timeout=timeout,
-            cache=cache,
-            extra=extra,
-        )
-        async with stream:
+        async with self.stream(*args, **kwargs) as stream:
             return await stream.get_final_completion()
 
     def plan(
@@ -483,6 +438,7 @@ class Client:
     def session(
         self,
         *,
+        messages: Sequence[MessageInput] | None = None,
         system: SystemInput | None = None,
         tools: Sequence[ToolInput] | None = None,
         model: str | None = None,
@@ -490,9 +446,11 @@ class Client:
         session_id: str | None = None,
         tags: Sequence[str] | None = None,
     ) -> Session:
-        """A conversation with an append-only history in memory; its id keeps it on one backend. See `Session`."""
+        """A conversation with an append-only history in memory, which begins with `messages` where it is one that went on
+        before; its id keeps it on one backend. See `Session`. Raises InputError, naming the field."""
         return Session(
             self,
+            messages=messages,
             system=system,
             tools=tools,
             model=model,
@@ -560,14 +518,14 @@ class Client:
 class Connection:
     """What `connect` returns: ``async with`` gives the client, started; leaving closes it."""
 
-    def __init__(self, make: Any) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], Client]) -> None:
+        self.make = make
         self._client: Client | None = None
 
     async def __aenter__(self) -> Client:
         if self._client is not None:
             raise StreamStateError("a connection can be entered once")
-        self._client = self._make()
+        self._client = self.make()
         return await self._client.__aenter__()
 
     async def __aexit__(

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cachespec.errors import InputError, StreamStateError
 from cachespec.events import Completion, Event
 from cachespec.messages import Message, MessageInput, SystemInput, ToolInput
 from cachespec.request import Request, build_request
+from cachespec.signatures import takes
 from cachespec.usage import Usage, exact, money_text
 from cachespec.why import Why, why
 
@@ -69,13 +70,15 @@ class CacheTurn:
 class Session:
     """Keeps the history of one conversation. One turn at a time; a turn that fails or is left changes nothing.
 
-    ``session.messages`` is the history so far. Tool results are sent as the next turn's messages.
+    ``session.messages`` is the history so far; given to `Client.session` it goes on from there. Tool results are sent as the
+    next turn's messages. System prompt, tools and tenant are the session's: they stand before every turn.
     """
 
     def __init__(
         self,
         client: Client,
         *,
+        messages: Sequence[MessageInput] | None,
         system: SystemInput | None,
         tools: Sequence[ToolInput] | None,
         model: str | None,
@@ -85,8 +88,17 @@ class Session:
     ) -> None:
         self.session_id = session_id
         self._client = client
-        self._system, self._tools, self._model, self._tenant, self._tags = system, tools, model, tenant, tags
-        self._messages: tuple[Message, ...] = ()
+        self._own = build_request(
+            messages or "-",
+            system=system,
+            tools=tools,
+            model=model,
+            tenant=tenant,
+            session_id=session_id,
+            tags=tags,
+            memory=client._memory,
+        )
+        self._messages: tuple[Message, ...] = tuple(self._own.messages) if messages else ()
         self._busy = False
         self._turns: list[tuple[Request, Completion]] = []
 
@@ -148,55 +160,68 @@ class Session:
         self,
         turn: str | Sequence[MessageInput],
         *,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: str | Mapping[str, Any] | type | None = None,
         max_output_tokens: int | None = None,
         temperature: float | None = None,
-        response_format: str | Mapping[str, Any] | type | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        reasoning: str | Mapping[str, Any] | None = None,
+        model: str | None = None,
+        tags: Sequence[str] | None = None,
         timeout: float | str | None = None,
+        cache: Literal["auto", "off", "no-write"] = "auto",
+        extra: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> SessionStream:
-        """The next turn: a user's text, or messages (tool results, several parts). Read to its end it joins the history."""
+        """The next turn: a user's text, or messages (tool results, several parts). Read to its end it joins the history.
+
+        The other arguments are those of `Client.stream`, for this turn: `model` instead of the session's, `tags` beside the
+        session's. Raises InputError, naming the field.
+        """
+        own = self._own
         new = build_request(
             turn,
-            system=self._system,
-            tools=self._tools,
-            model=self._model,
-            tenant=self._tenant,
-            session_id=self.session_id,
-            tags=self._tags,
+            system=own.system,
+            tools=own.tools,
+            tool_choice=tool_choice,
+            response_format=response_format,
             max_output_tokens=max_output_tokens,
             temperature=temperature,
-            response_format=response_format,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            stop=stop,
+            seed=seed,
+            reasoning=reasoning,
+            model=own.model if model is None else model,
+            tenant=own.tenant,
+            session_id=self.session_id,
+            tags=tags,
             timeout=timeout,
+            cache=cache,
+            extra=extra,
             memory=self._client._memory,
         )
+        if own.tags:
+            new = replace(new, tags=tuple(dict.fromkeys((*own.tags, *new.tags))))
         return SessionStream(self, new)
+
+    @takes(stream)
+    async def complete(self, *args: Any, **kwargs: Any) -> Completion:
+        """The next turn's finished answer. Takes what `stream` takes."""
+        async with self.stream(*args, **kwargs) as stream:
+            return await stream.get_final_completion()
 
     def _in_place(self, new: Request) -> Request:
         """System messages of a later turn stay where they are: in front of the others they would move the prefix."""
-        own = 0 if self._system is None else len(build_request("-", system=self._system).system)
+        own = len(self._own.system)
         if not self._messages or len(new.system) == own:
             return new
         late = Message(role="system", parts=new.system[own:])
         return replace(new, system=new.system[:own], messages=(late, *new.messages))
-
-    async def complete(
-        self,
-        turn: str | Sequence[MessageInput],
-        *,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        response_format: str | Mapping[str, Any] | type | None = None,
-        timeout: float | str | None = None,
-    ) -> Completion:
-        """The next turn's finished answer."""
-        stream = self.stream(
-            turn,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            response_format=response_format,
-            timeout=timeout,
-        )
-        async with stream:
-            return await stream.get_final_completion()
 
 
 class SessionStream:
@@ -266,6 +291,20 @@ class SessionStream:
     async def get_final_completion(self) -> Completion:
         """Read what is left and return the finished answer."""
         return await self._open.get_final_completion()
+
+    async def get_final_text(self) -> str:
+        """Read what is left and return the text of the answer."""
+        return await self._open.get_final_text()
+
+    @property
+    def completion(self) -> Completion | None:
+        """The finished answer; None while the stream is not read to its end."""
+        return None if self._stream is None else self._stream.completion
+
+    @property
+    def request_id(self) -> str | None:
+        """The backend's id of the request; None where it gave none, yet."""
+        return None if self._stream is None else self._stream.request_id
 
     async def aclose(self) -> None:
         """Stop now, as leaving the ``async with`` block does."""
