@@ -147,6 +147,17 @@ def synchronous() -> None:
             for text in stream.text_stream:
                 assert_type(text, str)
             finished(stream.get_final_completion())
+        session = client.session(tags=["t"])
+        assert_type(session, sync.Session)
+        with session.stream("Hi", model="laptop") as turn:
+            assert_type(turn, sync.ResponseStream)
+        finished(session.complete("Hi", seed=1))
+        assert_type(client.ledger.totals(tenant="acme").requests, int)
+        assert_type(client.prewarm(system="x").sent, bool)
+        assert_type(client.reload(), int)
+        client.complete("Hi", modle="x")  # type: ignore[call-arg]
+        session.complete("Hi", system="x")  # type: ignore[call-arg]
+    client.close()
 
 
 def finished(done: Completion) -> None:

@@ -1,35 +1,48 @@
 """The client without async: a thin blocking facade over a portal, no logic of its own.
 
-``with cachespec.sync.connect("cachespec.toml") as client`` runs one event loop in one thread; every call hands over to it
-and waits. It may be used from several threads. Arguments and errors are those of `cachespec.Client`.
+``client = cachespec.sync.connect("cachespec.toml")`` runs one event loop in one thread, from its first use on; every call hands
+over to it and waits. It may be used from several threads, and serve a whole module: ``with`` opens it at once and closes it at
+the end, `Client.close` does the latter, and a process that does neither ends all the same. Arguments and errors are those of
+`cachespec.Client`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
 from cachespec import client as _async
-from cachespec.decision import Decision
+from cachespec.backends.base import Backend, Wire
+from cachespec.config import Config
+from cachespec.decide import Verdict
+from cachespec.decision import BudgetState, Decision
 from cachespec.errors import StreamStateError
 from cachespec.events import Completion, Event
-from cachespec.messages import Message, MessageInput, SystemInput, ToolInput
+from cachespec.keepalive import Prewarmed
+from cachespec.ledger.base import Entry, Limit, Totals
+from cachespec.ledger.base import Ledger as _AsyncLedger
+from cachespec.messages import Message
 from cachespec.middleware import Middleware
-from cachespec.request import Request, build_request
+from cachespec.request import Request
+from cachespec.session import CacheTurn, SessionStream
 from cachespec.session import Session as _AsyncSession
-from cachespec.session import SessionStream
+from cachespec.signatures import takes
 from cachespec.stream import ResponseStream as _AsyncStream
 from cachespec.telemetry import Hook
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CLOSED = "the client is closed"
 FORKED = "the client was opened in the process that this one was forked from; open one here"
 
 
@@ -42,6 +55,7 @@ class _Loop:
 
     def __init__(self) -> None:
         self._process = os.getpid()
+        self.stopped = False
         began: Future[BlockingPortal] = Future()
         self._thread = Thread(target=self._run, args=(began,), name="cachespec-sync", daemon=True)
         self._thread.start()
@@ -64,15 +78,33 @@ class _Loop:
     def forked(self) -> bool:
         return os.getpid() != self._process
 
-    @property
-    def portal(self) -> BlockingPortal:
-        """What hands over to the loop. Raises StreamStateError in a process without it."""
+    @overload
+    def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Have the loop call it, and wait. Raises StreamStateError in a process without the loop, and when that was stopped."""
         if self.forked:
             raise StreamStateError(FORKED)
-        return self._portal
+        try:
+            return self._portal.call(partial(function, *args, **kwargs))
+        except (RuntimeError, CancelledError):
+            if self.stopped:  # before, or meanwhile by another thread
+                raise StreamStateError(CLOSED) from None
+            raise
 
-    def stop(self, *, cancel: bool) -> None:
-        self._portal.call(self._portal.stop, cancel)
+    def enter(self, stream: _AsyncStream | SessionStream) -> None:
+        """Enter a stream; what interrupts the wait leaves it, since it goes on in the loop's thread."""
+        try:
+            self.call(stream.__aenter__)
+        except KeyboardInterrupt:
+            self.call(stream.aclose)
+            raise
+
+    def stop(self) -> None:
+        """End the loop with whatever it still does, and the thread."""
+        self.stopped = True
+        self._portal.call(self._portal.stop, True)
         self._thread.join()
 
 
@@ -83,22 +115,22 @@ class ResponseStream:
         self._loop, self._stream = loop, stream
 
     def __enter__(self) -> Self:
-        entering = self._loop.portal.start_task_soon(self._stream.__aenter__)
-        try:
-            entering.result()
-        except KeyboardInterrupt:  # it goes on in the portal's thread: nobody would ever leave it
-            self._loop.portal.call(self._stream.aclose)
-            raise
+        self._loop.enter(self._stream)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._loop.portal.call(self._stream.__aexit__, kind, error, traceback)
+        if not self._loop.stopped:  # else it was closed with the client
+            self._loop.call(self._stream.__aexit__, kind, error, traceback)
+
+    def close(self) -> None:
+        """Stop now, as leaving the ``with`` block does."""
+        self.__exit__(None, None, None)
 
     def __iter__(self) -> Iterator[Event]:
         iterator = self._stream.__aiter__()
         while True:
             try:
-                yield self._loop.portal.call(iterator.__anext__)
+                yield self._loop.call(iterator.__anext__)
             except StopAsyncIteration:
                 return
 
@@ -108,7 +140,7 @@ class ResponseStream:
         iterator = self._stream.text_stream
         while True:
             try:
-                yield self._loop.portal.call(iterator.__anext__)
+                yield self._loop.call(iterator.__anext__)
             except StopAsyncIteration:
                 return
 
@@ -117,9 +149,23 @@ class ResponseStream:
         """Why this backend."""
         return self._stream.decision
 
+    @property
+    def completion(self) -> Completion | None:
+        """The finished answer; None while the stream is not read to its end."""
+        return self._stream.completion
+
+    @property
+    def request_id(self) -> str | None:
+        """The backend's id of the request; None where it gave none, yet."""
+        return self._stream.request_id
+
     def get_final_completion(self) -> Completion:
         """Read what is left and return the finished answer."""
-        return self._loop.portal.call(self._stream.get_final_completion)
+        return self._loop.call(self._stream.get_final_completion)
+
+    def get_final_text(self) -> str:
+        """Read what is left and return the text of the answer."""
+        return self._loop.call(self._stream.get_final_text)
 
 
 class Session:
@@ -137,254 +183,178 @@ class Session:
         """The history so far."""
         return self._session.messages
 
-    def stream(
-        self,
-        turn: str | Sequence[MessageInput],
-        *,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        response_format: str | Mapping[str, Any] | type | None = None,
-        timeout: float | str | None = None,
-    ) -> ResponseStream:
-        """The next turn, streamed."""
-        stream = self._session.stream(
-            turn,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            response_format=response_format,
-            timeout=timeout,
-        )
-        return ResponseStream(self._loop, stream)
+    def cache_report(self) -> tuple[CacheTurn, ...]:
+        """What the cache did for each turn, and where one turn's prompt parted from the last one's."""
+        return self._loop.call(self._session.cache_report)
 
-    def complete(
-        self,
-        turn: str | Sequence[MessageInput],
-        *,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        response_format: str | Mapping[str, Any] | type | None = None,
-        timeout: float | str | None = None,
-    ) -> Completion:
+    @takes(_AsyncSession.stream)
+    def stream(self, *args: Any, **kwargs: Any) -> ResponseStream:
+        """The next turn, streamed. See `cachespec.Session.stream`."""
+        return ResponseStream(self._loop, self._loop.call(self._session.stream, *args, **kwargs))
+
+    @takes(_AsyncSession.stream)
+    def complete(self, *args: Any, **kwargs: Any) -> Completion:
         """The next turn's finished answer."""
-        stream = self.stream(
-            turn,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            response_format=response_format,
-            timeout=timeout,
-        )
-        with stream:
+        with self.stream(*args, **kwargs) as stream:
             return stream.get_final_completion()
+
+
+class Ledger:
+    """What a person asks of a ledger, blocking; see `cachespec.ledger.base.Ledger`. The rest is what requests do with it."""
+
+    def __init__(self, loop: _Loop, ledger: _AsyncLedger) -> None:
+        self._loop, self._ledger = loop, ledger
+
+    def totals(self, *, tenant: str | None = None) -> Totals:
+        """Sums over settled requests."""
+        return self._loop.call(self._ledger.totals, tenant=tenant)
+
+    def entries(self, *, limit: int | None = None, tenant: str | None = None) -> tuple[Entry, ...]:
+        """Settled requests, newest first."""
+        return self._loop.call(self._ledger.entries, limit=limit, tenant=tenant)
+
+    def accounts(self) -> tuple[str, ...]:
+        """Every counter that something was spent on or is reserved on, in order."""
+        return self._loop.call(self._ledger.accounts)
+
+    def refresh(self, limits: Sequence[Limit]) -> tuple[BudgetState, ...]:
+        """Read these limits, other processes' spending included."""
+        return self._loop.call(self._ledger.refresh, limits)
+
+    def reset(self, limits: Sequence[Limit]) -> None:
+        """Count these limits' windows from nothing again."""
+        self._loop.call(self._ledger.reset, limits)
 
 
 class Client:
-    """`cachespec.Client`, blocking. Made by `connect`, or around a client of your own: ``with sync.Client(client)``."""
+    """`cachespec.Client`, blocking. Made by `connect`, or around a client of your own: ``sync.Client(client)``.
+
+    It opens at its first use, or at once by ``with``, and belongs to the process that it was opened in.
+    """
 
     def __init__(self, client: _async.Client | _async.Connection) -> None:
-        self._given = client
-        self._exit = ExitStack()
+        self._make = client.make if isinstance(client, _async.Connection) else lambda: client
+        self._client = client if isinstance(client, _async.Client) else None
         self._loop: _Loop | None = None
-        self._client: _async.Client | None = None
+        self._changing = Lock()
+        self._closed = False
 
     def __enter__(self) -> Self:
-        if self._loop is not None:
-            raise StreamStateError("a client can be entered once")
-        loop = self._loop = _Loop()
-        with ExitStack() as stack:
-            stack.push(lambda kind, error, traceback: loop.stop(cancel=error is not None))
-            self._client = stack.enter_context(loop.portal.wrap_async_context_manager(self._given))
-            self._exit = stack.pop_all()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._client = None
-        if self._loop is not None and not self._loop.forked:  # what is open there is the other process's
-            self._exit.__exit__(kind, error, traceback)
+        self.close()
+
+    def start(self) -> None:
+        """Start every backend (local models load here). Called by ``with`` and by the first stream otherwise."""
+        loop, client = self._open
+        loop.call(client.start)
+
+    def close(self) -> None:
+        """Settle what is open, then release every backend, the ledger and the thread. Idempotent.
+
+        Whoever still waits for something, in another thread, gets StreamStateError.
+        """
+        with self._changing:
+            closed, self._closed = self._closed, True
+        loop, client = self._loop, self._client
+        if closed or client is None or (loop is not None and loop.forked):  # what is open there is the other process's
+            return
+        loop = loop or _Loop()  # one of your own that was never used, and holds its backends and ledger
+        try:
+            loop.call(client.aclose)
+        finally:
+            loop.stop()
 
     @property
     def _open(self) -> tuple[_Loop, _async.Client]:
-        loop = self._loop
-        if loop is not None and loop.forked:
-            raise StreamStateError(FORKED)
-        if loop is None or self._client is None:
-            raise StreamStateError("enter the client first: with cachespec.sync.connect(...) as client")
-        return loop, self._client
+        with self._changing:
+            if self._loop is not None and self._loop.forked:
+                raise StreamStateError(FORKED)
+            if self._closed:
+                raise StreamStateError(CLOSED)
+            if self._client is None:
+                self._client = self._make()
+            if self._loop is None:
+                self._loop = _Loop()
+            return self._loop, self._client
 
-    def stream(
-        self,
-        prompt: str | Sequence[MessageInput] | None = None,
-        *,
-        messages: Sequence[MessageInput] | None = None,
-        system: SystemInput | None = None,
-        tools: Sequence[ToolInput] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        response_format: str | Mapping[str, Any] | type | None = None,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        stop: str | Sequence[str] | None = None,
-        seed: int | None = None,
-        reasoning: str | Mapping[str, Any] | None = None,
-        model: str | None = None,
-        tenant: str | None = None,
-        session_id: str | None = None,
-        tags: Sequence[str] | None = None,
-        timeout: float | str | None = None,
-        cache: Literal["auto", "off", "no-write"] = "auto",
-        extra: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> ResponseStream:
+    @property
+    def backends(self) -> Mapping[str, Backend]:
+        """The backends of the current generation, by name."""
+        return self._open[1].backends
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the current generation."""
+        return self._open[1].config
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was spent."""
+        loop, client = self._open
+        return Ledger(loop, client.ledger)
+
+    @takes(_async.Client.stream)
+    def stream(self, *args: Any, **kwargs: Any) -> ResponseStream:
         """See `cachespec.Client.stream`."""
-        return self.stream_request(
-            build_request(
-                prompt,
-                messages=messages,
-                system=system,
-                tools=tools,
-                tool_choice=tool_choice,
-                response_format=response_format,
-                max_output_tokens=max_output_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                min_p=min_p,
-                stop=stop,
-                seed=seed,
-                reasoning=reasoning,
-                model=model,
-                tenant=tenant,
-                session_id=session_id,
-                tags=tags,
-                timeout=timeout,
-                cache=cache,
-                extra=extra,
-            )
-        )
+        loop, client = self._open
+        return ResponseStream(loop, loop.call(client.stream, *args, **kwargs))
 
-    def complete(
-        self,
-        prompt: str | Sequence[MessageInput] | None = None,
-        *,
-        messages: Sequence[MessageInput] | None = None,
-        system: SystemInput | None = None,
-        tools: Sequence[ToolInput] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        response_format: str | Mapping[str, Any] | type | None = None,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        stop: str | Sequence[str] | None = None,
-        seed: int | None = None,
-        reasoning: str | Mapping[str, Any] | None = None,
-        model: str | None = None,
-        tenant: str | None = None,
-        session_id: str | None = None,
-        tags: Sequence[str] | None = None,
-        timeout: float | str | None = None,
-        cache: Literal["auto", "off", "no-write"] = "auto",
-        extra: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> Completion:
+    @takes(_async.Client.stream)
+    def complete(self, *args: Any, **kwargs: Any) -> Completion:
         """See `cachespec.Client.complete`."""
-        stream = self.stream(
-            prompt,
-            messages=messages,
-            system=system,
-            tools=tools,
-            tool_choice=tool_choice,
-            response_format=response_format,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            stop=stop,
-            seed=seed,
-            reasoning=reasoning,
-            model=model,
-            tenant=tenant,
-            session_id=session_id,
-            tags=tags,
-            timeout=timeout,
-            cache=cache,
-            extra=extra,
-        )
-        with stream:
+        with self.stream(*args, **kwargs) as stream:
             return stream.get_final_completion()
 
-    def plan(
-        self,
-        prompt: str | Sequence[MessageInput] | None = None,
-        *,
-        messages: Sequence[MessageInput] | None = None,
-        system: SystemInput | None = None,
-        tools: Sequence[ToolInput] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        response_format: str | Mapping[str, Any] | type | None = None,
-        max_output_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        stop: str | Sequence[str] | None = None,
-        seed: int | None = None,
-        reasoning: str | Mapping[str, Any] | None = None,
-        model: str | None = None,
-        tenant: str | None = None,
-        session_id: str | None = None,
-        tags: Sequence[str] | None = None,
-        timeout: float | str | None = None,
-        cache: Literal["auto", "off", "no-write"] = "auto",
-        extra: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> Decision:
+    @takes(_async.Client.plan)
+    def plan(self, *args: Any, **kwargs: Any) -> Decision:
         """See `cachespec.Client.plan`."""
-        request = build_request(
-            prompt,
-            messages=messages,
-            system=system,
-            tools=tools,
-            tool_choice=tool_choice,
-            response_format=response_format,
-            max_output_tokens=max_output_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            stop=stop,
-            seed=seed,
-            reasoning=reasoning,
-            model=model,
-            tenant=tenant,
-            session_id=session_id,
-            tags=tags,
-            timeout=timeout,
-            cache=cache,
-            extra=extra,
-        )
         loop, client = self._open
-        return loop.portal.call(client.plan_request, request).decision
+        return loop.call(client.plan, *args, **kwargs)
+
+    @takes(_async.Client.prewarm)
+    def prewarm(self, *args: Any, **kwargs: Any) -> Prewarmed:
+        """See `cachespec.Client.prewarm`."""
+        loop, client = self._open
+        prewarmed: Prewarmed = loop.call(client.prewarm, *args, **kwargs)
+        return prewarmed
+
+    @takes(_async.Client.session)
+    def session(self, *args: Any, **kwargs: Any) -> Session:
+        """See `cachespec.Client.session`."""
+        loop, client = self._open
+        return Session(loop, loop.call(client.session, *args, **kwargs))
+
+    def reload(self, config: Config | None = None) -> int:
+        """See `cachespec.Client.reload`."""
+        loop, client = self._open
+        return loop.call(client.reload, config)
 
     def stream_request(self, request: Request) -> ResponseStream:
         """See `cachespec.Client.stream_request`."""
         loop, client = self._open
-        return ResponseStream(loop, loop.portal.call(client.stream_request, request))
+        return ResponseStream(loop, loop.call(client.stream_request, request))
 
-    def session(
-        self,
-        *,
-        system: SystemInput | None = None,
-        tools: Sequence[ToolInput] | None = None,
-        model: str | None = None,
-        tenant: str | None = None,
-        session_id: str | None = None,
-        tags: Sequence[str] | None = None,
-    ) -> Session:
-        """See `cachespec.Client.session`."""
+    def plan_request(self, request: Request) -> Verdict:
+        """See `cachespec.Client.plan_request`."""
         loop, client = self._open
-        session = client.session(system=system, tools=tools, model=model, tenant=tenant, session_id=session_id, tags=tags)
-        return Session(loop, session)
+        return loop.call(client.plan_request, request)
+
+    def refresh(self, request: Request) -> None:
+        """See `cachespec.Client.refresh`."""
+        loop, client = self._open
+        loop.call(client.refresh, request)
+
+    def wire(self, verdict: Verdict) -> Wire | None:
+        """See `cachespec.Client.wire`."""
+        loop, client = self._open
+        return loop.call(client.wire, verdict)
 
 
 def connect(
@@ -394,5 +364,5 @@ def connect(
     hooks: Sequence[Hook] = (),
     watch: bool = True,
 ) -> Client:
-    """See `cachespec.connect`."""
+    """See `cachespec.connect`. The file is read at the first use, or when ``with`` is entered."""
     return Client(_async.connect(path, middleware=middleware, hooks=hooks, watch=watch))

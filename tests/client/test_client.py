@@ -327,7 +327,7 @@ def test_the_sync_facade_streams_completes_and_closes() -> None:
             next(iter(stream))
     assert backend.closed
     assert backend.open_attempts == 0
-    with pytest.raises(StreamStateError, match="enter the client"):
+    with pytest.raises(StreamStateError, match="the client is closed"):
         client.complete("Hi")
 
 

@@ -16,8 +16,23 @@ from cachespec.testing import ScriptedBackend, say
 
 backend = ScriptedBackend([say("hi")] * 9, name="b")
 ledger = {"use": "sqlite", "path": sys.argv[1]}
-client = sync.Client(Client(backends={"b": backend}, models={"m": ["b"]}, model="m", ledger=ledger)).__enter__()
+client = sync.Client(Client(backends={"b": backend}, models={"m": ["b"]}, model="m", ledger=ledger))
+if sys.argv[2] != "not entered":
+    client.__enter__()
 print(client.complete("x").text, flush=True)
+"""
+LEFT = """
+stream = client.stream("x").__enter__()
+print(next(stream.text_stream), client.ledger.totals().requests)
+"""
+UNUSED = """
+unused = sync.Client(Client(backends={"b": backend}))
+pid = os.fork()
+if pid == 0:
+    print(unused.complete("x").text, flush=True)
+    sys.exit(0)
+print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+print(unused.complete("x").text)
 """
 CHILD = """
 pid = os.fork()
@@ -43,8 +58,19 @@ def run(code: str, *args: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_process_that_does_not_close_it_ends(tmp_path: Path) -> None:
-    assert run(SETUP, str(tmp_path / "ledger.db")) == ["hi"]
+@pytest.mark.parametrize("what", ["entered", "not entered"])
+def test_a_process_that_does_not_close_it_ends(tmp_path: Path, what: str) -> None:
+    assert run(SETUP, str(tmp_path / "ledger.db"), what) == ["hi"]
+
+
+@pytest.mark.parametrize("what", ["entered", "not entered"])
+def test_a_process_that_leaves_a_stream_open_ends(tmp_path: Path, what: str) -> None:
+    assert run(SETUP + LEFT, str(tmp_path / "ledger.db"), what) == ["hi", "hi 1"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork here")
+def test_one_that_was_not_used_before_the_fork_opens_in_each_process(tmp_path: Path) -> None:
+    assert run(SETUP + UNUSED, str(tmp_path / "ledger.db"), "not entered") == ["hi", "hi", "child 0", "hi"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork here")
