@@ -14,6 +14,7 @@ from cachespec.config import parse_config
 from cachespec.evaluation.prompts import parse_prompts
 from cachespec.evaluation.result import Evaluated
 from cachespec.evaluation.run import evaluate
+from cachespec.usage import money_text
 
 MANUAL = "Section. The harbour opens at dawn and closes at dusk, but for ships with a pilot on board. " * 200
 CONFIG = """
@@ -97,6 +98,16 @@ def test_every_choice_of_route_has_a_price() -> None:
     assert costs["only:claude"] is not None
     assert costs["only:cheap"] < costs["only:claude"]
     assert costs["routing:cheapest"] == costs["only:cheap"]
+    words = done.evaluation.recommendation
+    assert f"Less by who answers: only:cheap, {money_text(costs['only:cheap'])} USD" in words
+
+
+def test_where_no_caching_policy_saves_anything_none_is_called_the_cheapest() -> None:
+    short = [json.dumps({"prompt": f"Hi {i}", "max_output_tokens": 5}) for i in range(2)]
+    done = evaluated(short)
+    (cost,) = {cost for name, cost in done.evaluation.policies.items() if ":" not in name}
+    assert f"Every caching policy costs the same for this slice: {money_text(cost)} USD." in done.evaluation.recommendation
+    assert "Less by who answers" not in done.evaluation.recommendation
 
 
 def test_an_unknown_price_is_not_known() -> None:

@@ -64,7 +64,7 @@ def evaluate_hosted(config: Config, backend: Backend, prompts: Slice, progress: 
         ),
         prefix=prefix,
         policies={**caching, **routing},
-        recommendation=hosted_words(backend.name, prefix, caching, best),
+        recommendation=hosted_words(backend.name, prefix, caching, best, routing),
         notes=tuple(notes),
     )
     return Evaluated(evaluation=evaluation, draft=None, caching=best)

@@ -157,14 +157,28 @@ def local_words(
     return f"{text}. {broke}{_sharing(prefix)}"
 
 
-def hosted_words(backend: str, prefix: Prefixes, caching: Mapping[str, Decimal | None], best: str | None) -> str:
-    """What to do about a hosted backend, in words; `best` is the caching policy that costs least."""
+def hosted_words(
+    backend: str,
+    prefix: Prefixes,
+    caching: Mapping[str, Decimal | None],
+    best: str | None,
+    routing: Mapping[str, Decimal | None],
+) -> str:
+    """What to do about a hosted backend, in words; `best` is the caching policy that costs least, `routing` what other ways to
+    choose who answers cost."""
     text = f"no speculation on {backend} (vendor_optimises): whoever runs the model speculates already"
     least, without = caching.get(best or ""), caching.get("off")
     if least is not None:
-        text += f". Cheapest caching policy for this slice: {best}, {money_text(least)} USD"
-        if without:
-            text += f", {float(least / without):.0%} of what no caching costs"
+        if len(caching) > 1 and set(caching.values()) == {least}:
+            text += f". Every caching policy costs the same for this slice: {money_text(least)} USD"
+        else:
+            text += f". Cheapest caching policy for this slice: {best}, {money_text(least)} USD"
+            if without:
+                text += f", {float(least / without):.0%} of what no caching costs"
+        ways = {name: cost for name, cost in routing.items() if cost is not None and cost < least}
+        if ways:
+            way = min(ways, key=lambda name: ways[name])
+            text += f". Less by who answers: {way}, {money_text(ways[way])} USD, {float(ways[way] / least):.0%} of that"
     elif caching:
         text += ". What caching policies cost is not known: the model has no known price"
     return f"{text}. {_sharing(prefix)}"
