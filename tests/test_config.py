@@ -357,6 +357,13 @@ def test_check_asks_the_backends(tmp_path: Path) -> None:
     assert [(f.level, f.line, f.key) for f in found] == [("error", 18, "backends.laptop.cost.per_hour")]
 
 
+def test_a_misspelt_price_is_told_the_nearest_name(tmp_path: Path) -> None:
+    path = tmp_path / "app.toml"
+    path.write_text(changed("api_key", 'prices = { input = "1", output = "2", cache_reed = "0.1" }\napi_key'))
+    (found,) = check_config(path, {"SALT": "x", "ANTHROPIC_API_KEY": "k"})
+    assert (found.level, found.key, found.hint) == ("error", "backends.claude.prices.cache_reed", "did you mean 'cache_read'?")
+
+
 EVERYTHING = """\
 [client]
 model = "assistent"

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from cachespec._rates import INPUT, OUTPUT, OVERRIDE, READ, WRITE, PriceList, Tiers, TokenRates
-from cachespec.annotations import MONEY
+from cachespec.annotations import MONEY, nearest
 from cachespec.errors import ConfigError
 from cachespec.shown import shown
 from cachespec.usage import WRITE_TTLS, Cost, Usage, exact
@@ -203,5 +203,8 @@ def _price_list(prices: Mapping[str, Any], key: str) -> Mapping[str, Tiers]:
         elif name in (INPUT, READ, OUTPUT):
             table[name] = _flat(_money(value, where))
         else:
-            raise ConfigError(f"unknown price; known: {INPUT}, {READ}, {WRITE}, {OUTPUT}", key=where)
+            known = (INPUT, READ, WRITE, OUTPUT)
+            near = nearest(str(name), known)
+            hint = None if near is None else f"did you mean {near!r}?"
+            raise ConfigError(f"unknown price; known: {', '.join(known)}", key=where, hint=hint)
     return MappingProxyType(table)
