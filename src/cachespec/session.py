@@ -12,6 +12,7 @@ from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from cachespec.choices import check_tool_choice, parse_tool_choice
 from cachespec.errors import InputError, StreamStateError
 from cachespec.events import Completion, Event
 from cachespec.messages import Message, MessageInput, SystemInput, ToolInput
@@ -181,12 +182,11 @@ class Session:
         The other arguments are those of `Client.stream`, for this turn: `model` instead of the session's, `tags` beside the
         session's. Raises InputError, naming the field.
         """
-        own = self._own
+        own = self._own  # read once
+        choice = parse_tool_choice(tool_choice)
+        check_tool_choice(choice, own.tools)
         new = build_request(
             turn,
-            system=own.system,
-            tools=own.tools,
-            tool_choice=tool_choice,
             response_format=response_format,
             max_output_tokens=max_output_tokens,
             temperature=temperature,
@@ -205,8 +205,13 @@ class Session:
             extra=extra,
             memory=self._client._memory,
         )
-        if own.tags:
-            new = replace(new, tags=tuple(dict.fromkeys((*own.tags, *new.tags))))
+        new = replace(
+            new,
+            system=(*own.system, *new.system) if new.system else own.system,
+            tools=own.tools,
+            tool_choice=choice,
+            tags=tuple(dict.fromkeys((*own.tags, *new.tags))),
+        )
         return SessionStream(self, new)
 
     @takes(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from cachespec.client import Client
 from cachespec.errors import InputError, StreamStateError
 from cachespec.events import Completion
+from cachespec.messages_dump import message_to_dict
 from cachespec.session import Session
 from cachespec.testing import ScriptedBackend, say
 
@@ -99,8 +101,9 @@ async def test_a_session_goes_on_from_stored_messages() -> None:
         first = made.session(messages=HISTORY, tools=TOOLS, session_id="s")
         assert [m.role for m in first.messages] == ["user", "assistant", "tool", "assistant"]
         await first.complete([{"role": "system", "content": "Be loud."}, {"role": "user", "content": "And in Bern?"}])
-        again = made.session(messages=first.messages, system="Be brief.", tools=TOOLS, session_id="s")
-        assert again.messages == first.messages
+        written = json.dumps([message_to_dict(message) for message in first.messages])
+        again = made.session(messages=json.loads(written), system="Be brief.", tools=TOOLS, session_id="s")
+        assert again.messages == made.session(messages=first.messages).messages == first.messages
         await again.complete("Thanks.")
         await made.complete(messages=[*HISTORY, {"role": "user", "content": "And in Bern?"}], tools=TOOLS)
         assert len(again.cache_report()) == 1
