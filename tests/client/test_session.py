@@ -10,10 +10,10 @@ import pytest
 
 from cachespec.client import Client
 from cachespec.errors import InputError, StreamStateError
-from cachespec.events import Completion
+from cachespec.events import Completion, Finished, ToolCallDelta
 from cachespec.messages_dump import message_to_dict
 from cachespec.session import Session
-from cachespec.testing import ScriptedBackend, say
+from cachespec.testing import Reply, ScriptedBackend, say
 
 TOOLS = [{"name": "population", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "population", "arguments": '{"city":"Zug"}'}}
@@ -92,6 +92,19 @@ async def test_a_turn_may_go_to_another_model_and_carry_tags_of_its_own() -> Non
         private = made.session(tags=["private"])
         assert (await private.complete("five", tags=["t"])).backend == "b"
     assert len(session.messages) == 8
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("model", "expected"), [(None, "a"), ("b", "b")])
+async def test_a_tool_loop_stays_unless_its_turn_names_another_backend(model: str | None, expected: str) -> None:
+    call = ToolCallDelta(0, "c1", "population", '{"city":"Zug"}')
+    asks = Reply(batches=((call, Finished(reason="tool_calls")),))
+    backends = {"a": ScriptedBackend([asks, say("31,000.")], name="a"), "b": ScriptedBackend(name="b")}
+    async with Client(backends=backends, models={"all": ["b", "a"]}, model="all") as made:
+        session = made.session(tools=TOOLS)
+        await session.complete("How many people live in Zug?", model="a")
+        results = [{"role": "tool", "tool_call_id": "c1", "content": "31,000"}]
+        assert (await session.complete(results, model=model)).backend == expected
 
 
 @pytest.mark.anyio

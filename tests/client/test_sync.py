@@ -40,6 +40,10 @@ def blocking(*replies: Any, **arguments: Any) -> tuple[sync.Client, ScriptedBack
     return sync.Client(Client(backends={"b": backend}, **arguments)), backend
 
 
+def loops() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "cachespec-sync"}
+
+
 def names(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
@@ -68,8 +72,9 @@ def test_it_has_what_the_async_one_has(ours: type, theirs: type, apart: dict[str
 
 
 def test_it_opens_at_its_first_use_and_closes_once() -> None:
+    before = loops()
     client, backend = blocking(say("one"), say("two"))
-    assert backend.started == 0
+    assert (backend.started, loops()) == (0, before)
     assert client.complete("Hi").text == "one"
     with client.stream("Hi") as stream:
         assert stream.get_final_text() == "two"
@@ -83,7 +88,7 @@ def test_it_opens_at_its_first_use_and_closes_once() -> None:
     for use in (lambda: client.complete("Hi"), lambda: client.ledger, lambda: client.config, client.start, client.__enter__):
         with pytest.raises(StreamStateError, match="the client is closed"):
             use()
-    assert not [thread for thread in threading.enumerate() if thread.name == "cachespec-sync"]
+    assert loops() == before
 
 
 def test_one_that_was_never_used_closes_what_it_was_given() -> None:
@@ -164,6 +169,7 @@ def test_a_file_is_read_at_the_first_use_and_again_by_a_reload(tmp_path: Path) -
 
 
 def test_threads_that_use_it_first_at_once_open_one() -> None:
+    before = loops()
     client, backend = blocking(say("x"))
     together, texts = threading.Barrier(8), []
 
@@ -178,7 +184,7 @@ def test_threads_that_use_it_first_at_once_open_one() -> None:
         thread.join()
     assert texts == ["x"] * 8
     assert backend.started == 1
-    assert len([thread for thread in threading.enumerate() if thread.name == "cachespec-sync"]) == 1
+    assert len(loops() - before) == 1
     client.close()
 
 
