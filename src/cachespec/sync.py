@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
-from threading import Lock, Thread
+from threading import RLock, Thread
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
@@ -236,7 +236,7 @@ class Client:
         self._make = client.make if isinstance(client, _async.Connection) else lambda: client
         self._client = client if isinstance(client, _async.Client) else None
         self._loop: _Loop | None = None
-        self._changing = Lock()
+        self._changing = RLock()  # a signal's handler may close what is being opened
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -273,16 +273,18 @@ class Client:
 
     @property
     def _open(self) -> tuple[_Loop, _async.Client]:
-        with self._changing:
-            if self._loop is not None and self._loop.forked:
-                raise StreamStateError(FORKED)
-            if self._closed:
-                raise StreamStateError(CLOSED)
-            if self._client is None:
-                self._client = self._make()
-            if self._loop is None:
-                self._loop = _Loop()
-            return self._loop, self._client
+        if self._loop is None:
+            with self._changing:
+                if self._client is None and not self._closed:
+                    self._client = self._make()
+                if self._loop is None and not self._closed:
+                    self._loop = _Loop()
+        loop, client = self._loop, self._client
+        if loop is not None and loop.forked:
+            raise StreamStateError(FORKED)
+        if loop is None or client is None or self._closed:
+            raise StreamStateError(CLOSED)
+        return loop, client
 
     @property
     def backends(self) -> Mapping[str, Backend]:
