@@ -67,6 +67,11 @@ class Assembly:
         return None if self._scores is None else tuple(self._scores)
 
     @property
+    def begun(self) -> bool:
+        """Whether the backend took the request up, as far as it said anything."""
+        return self.started is not None or self.usage is not None
+
+    @property
     def committed(self) -> bool:
         """True from the first content on: from here there is no second attempt."""
         return self.deltas > 0

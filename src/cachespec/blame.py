@@ -6,7 +6,7 @@ Without this one caller could take a healthy backend out for everybody (`health`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cachespec.decision import Latency
 from cachespec.errors import (
@@ -22,6 +22,8 @@ from cachespec.request import Request
 
 UNMEASURED_S = 10.0
 """What a backend is given to the first token where its time was not measured yet; a longer estimate of its own stands."""
+LEFT_TO_OTHERS_S = 10.0
+"""What is left for others, if they are to be asked in place of one that has begun and brings no content."""
 AT_DEADLINE_S = 0.1
 """What ends this near a deadline was ended by it. Later than that nobody waited: the reader did something else meanwhile."""
 _OF_THE_ACCOUNT = (402, 429)  # statuses of a refusal for money, whatever the request names
@@ -59,13 +61,19 @@ def of_deadline(error: BackendError, *, latency: Latency, waited_s: float, left_
     return waited_s < (usual if latency.evidence == "measured" and usual is not None else max(usual or 0.0, UNMEASURED_S))
 
 
-def patience_s(latency: Latency, left_s: float | None) -> float:
-    """How long an attempt may stay without content while somebody else can still be asked: half of what is left of the
-    deadline, or twice what the backend usually takes, if that is longer. Infinite where nobody else would have time."""
-    if left_s is None:
-        return math.inf
-    seconds = max(left_s / 2, 2 * (_usual_s(latency) or 0.0))
-    return seconds if seconds < left_s else math.inf
+def patience_s(latency: Latency, others: Sequence[Latency], left_s: float | None) -> tuple[float, float]:
+    """How long an attempt may stay without content while `others` can still be asked: without a word, and once it has begun.
+
+    A silent one has half of what is left of the deadline, or twice what the backend usually takes, if that is longer. One that
+    has begun works, and may think: it has what the fastest other does not need. Infinite where no other would have time.
+    """
+    needs = [usual or 0.0 for usual in map(_usual_s, others)]
+    if left_s is None or not needs or min(needs) >= left_s / 2:
+        return math.inf, math.inf
+    silent = max(left_s / 2, 2 * (_usual_s(latency) or 0.0))
+    if silent >= left_s:
+        return math.inf, math.inf
+    return silent, max(silent, left_s - max(LEFT_TO_OTHERS_S, 4 * min(needs)))
 
 
 def _usual_s(latency: Latency) -> float | None:

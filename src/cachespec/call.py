@@ -60,7 +60,7 @@ class _Open:
     sent: Sent | None = None
     attempt: Attempt | None = None
     since: float = field(default_factory=anyio.current_time)
-    content_by: float = math.inf  # on the event loop's clock: then somebody else is asked
+    content_by: tuple[float, float] = (math.inf, math.inf)  # on the event loop's clock: if silent, and once it has begun
 
 
 class ClientCall:
@@ -149,9 +149,9 @@ class ClientCall:
         held.sent = self._caching.sent(verdict.planned, self._clock.time())
         self._keepalives.used(verdict.planned)
         left_s = None if until is None else until - anyio.current_time()
-        if self._others(held):
-            held.content_by = anyio.current_time() + patience_s(held.offer.latency, left_s)
-        with anyio.CancelScope(deadline=held.content_by):
+        silent, begun = patience_s(held.offer.latency, self._others(held), left_s)
+        held.content_by = anyio.current_time() + silent, anyio.current_time() + begun
+        with anyio.CancelScope(deadline=held.content_by[0]):
             held.attempt = await held.backend.open(verdict.request, decision.plan, timeout=left_s)
         if held.attempt is None:
             raise self.no_content()
@@ -160,22 +160,24 @@ class ClientCall:
 
     @property
     def content_by(self) -> float:
-        return math.inf if self._open is None else self._open.content_by
+        held = self._open
+        return math.inf if held is None else held.content_by[held.assembly.begun]
 
     def no_content(self) -> RequestTimeoutError:
         held = self._open
         assert held is not None  # noqa: S101 - only an attempt is waited for
-        text = f"no content within {held.content_by - held.since:.3g} s, and others can still be asked"
+        text = f"no content within {self.content_by - held.since:.3g} s, and others can still be asked"
         return RequestTimeoutError(text, backend=held.backend.name, model=held.backend.model)
 
-    def _others(self, held: _Open) -> bool:
-        """Whether somebody who was not asked yet would be, should this attempt fail."""
+    def _others(self, held: _Open) -> list[Latency]:
+        """The times of those who were not asked yet, and would be, should this attempt fail."""
         ask, name = self._asked.ask, held.backend.name
         if ask.tool_loop and ask.previous_backend == name and not self._learned.health.gone(name, ask.now):
-            return False
+            return []
         if self._attempts + 1 >= self._now.config.retries.attempts:
-            return False
-        return any(o.eligible and o.backend != name and o.backend not in self._failed for o in self.decision.candidates)
+            return []
+        offers = self.decision.candidates
+        return [o.latency for o in offers if o.eligible and o.backend != name and o.backend not in self._failed]
 
     async def _reserved(self, verdict: Verdict, left_s: float | None) -> _Open:
         """An attempt at the chosen backend, with its reservation. Raises BudgetExceededError and LedgerError."""
@@ -297,7 +299,8 @@ class ClientCall:
     async def _give_back(self, held: _Open, error: CachespecError, left_s: float | None) -> None:
         """A failed attempt costs nothing, unless the vendor counted, or may have begun to work (`BackendError.begun`)."""
         health, waited_s, latency = self._learned.health, anyio.current_time() - held.since, held.offer.latency
-        left_s = 0.0 if anyio.current_time() >= held.content_by else left_s  # its time was over, if not that of the request
+        if anyio.current_time() >= held.content_by[held.assembly.begun]:
+            left_s = 0.0  # its time was over, if not that of the request
         if isinstance(error, BackendError) and (
             of_data(error, local=held.backend.capabilities.local)
             or of_request(error, self._asked.request, held.backend.name)

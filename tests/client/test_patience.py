@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import socket
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -9,11 +12,14 @@ import pytest
 from tests.wire.frames import Api, answer
 from tests.wire.server import WireServer
 
+from cachespec import call
+from cachespec.blame import patience_s
 from cachespec.client import Client
+from cachespec.decision import Latency
 from cachespec.errors import RequestTimeoutError, StreamInterruptedError
-from cachespec.events import Retrying
+from cachespec.events import Finished, ResponseStarted, Retrying, TextDelta
+from cachespec.testing import Reply, ScriptedBackend
 
-pytestmark = pytest.mark.anyio
 APIS: tuple[Api, ...] = ("messages", "chat", "responses")
 
 
@@ -34,6 +40,7 @@ def client_of(server: WireServer, api: Api, *models: str, **options: Any) -> Cli
     )
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(("api", "fault"), [*((api, "stall-0") for api in APIS), ("chat", "slowstart-60000")])
 async def test_who_says_nothing_leaves_half_of_the_time_to_others(api: Api, fault: str, wire_server: WireServer) -> None:
     begun = anyio.current_time()
@@ -50,11 +57,57 @@ async def test_who_says_nothing_leaves_half_of_the_time_to_others(api: Api, faul
     assert "no content within 2 s" in str(retrying.error)
 
 
+@pytest.mark.parametrize("left", [None, 4.0, 60.0])
+def test_patience(left: float | None) -> None:
+    quick, slow, unknown = (Latency(ttft_ms=ms, total_ms=None) for ms in (500.0, 9_000.0, None))
+    assert patience_s(quick, [], left) == patience_s(quick, [slow], 10.0) == (math.inf, math.inf)
+    expected = {None: (math.inf, math.inf), 4.0: (2.0, 2.0), 60.0: (30.0, 50.0)}
+    assert patience_s(quick, [unknown], left) == patience_s(quick, [slow, quick], left) == expected[left]
+    assert patience_s(slow, [quick], 30.0) == (18.0, 20.0)  # who usually takes long has twice as long
+    assert patience_s(slow, [slow], 60.0) == (30.0, 30.0)
+    assert patience_s(slow, [quick], 17.0) == (math.inf, math.inf)
+
+
+@pytest.mark.anyio
+async def test_who_has_begun_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has begun, and thinks for longer than a silent one would have."""
+    monkeypatch.setattr(call, "patience_s", lambda *_: (1.0, 20.0))
+    thinks = Reply(batches=((ResponseStarted(request_id="r", model=None),), (TextDelta("slow"),), (Finished(reason="stop"),)))
+    first, second = ScriptedBackend([replace(thinks, delay_s=0.7)], name="first"), ScriptedBackend(name="second")
+    backends = {"first": first, "second": second}
+    routing = {"routing": {"use": "pinned", "backend": "first"}}
+    async with Client(backends=backends, models={"main": list(backends)}, model="main", policies=routing) as client:
+        assert (await client.complete("Hi", timeout=30)).text == "slow"
+        assert [entry.backend for entry in await client.ledger.entries()] == ["first"]
+
+
+@pytest.mark.anyio
+async def test_who_cannot_be_reached_in_half_of_the_time_was_not_asked_and_costs_nothing(wire_server: WireServer) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(3)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        backend = {"use": "openai", "model": "ok-3", "api_key": "k", "api": "chat", "prices": {"input": "1000", "output": "10"}}
+        urls = {"b0": f"http://127.0.0.1:{full.getsockname()[1]}/v1", "b1": wire_server.openai_url}
+        backends = {name: {**backend, "base_url": url} for name, url in urls.items()}
+        routing = {"routing": {"use": "pinned", "backend": "b0"}}
+        async with Client(backends=backends, models={"main": list(backends)}, model="main", policies=routing) as client:
+            assert (await client.complete("Hi", timeout=4)).backend == "b1"
+            assert [entry.backend for entry in await client.ledger.entries()] == ["b1"]
+        for one in waiting:
+            one.close()
+
+
+@pytest.mark.anyio
 async def test_with_nobody_else_it_has_all_of_the_time(wire_server: WireServer) -> None:
     async with client_of(wire_server, "chat", "ok-3+slowstart-1200") as client:
         assert (await client.complete("Hi", timeout=2)).text == answer(3)
 
 
+@pytest.mark.anyio
 async def test_who_began_to_answer_is_not_hurried(wire_server: WireServer) -> None:
     async with client_of(wire_server, "chat", "ok-4+drip-400", "ok-3") as client:
         done = await client.complete("Hi", timeout=3)

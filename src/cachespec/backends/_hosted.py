@@ -199,7 +199,8 @@ class HostedBackend(ABC):
         rendered = self.render(request, plan)
         module, client = self._connect()
         read = self._read_timeout if timeout is None else max(0.001, min(timeout, self._read_timeout))
-        connect = min(self._connect_timeout, read)
+        # Less than half of what is left: who cannot be reached was not asked, and others still have time.
+        connect = min(self._connect_timeout, read if timeout is None else 0.45 * read)
         patience = read if timeout is None else Patience(read, anyio.current_time() + timeout)
         limits = httpx2.Timeout(connect=connect, read=patience, write=read, pool=connect)
         try:
@@ -257,11 +258,12 @@ class HostedBackend(ABC):
             answer = response.json()
             counts = answer.get("usage")
             usage = None if counts is None else usage_from(self._profile.api, counts)
+            in_usage = self._profile.api == "messages"
+            facts = billing_facts(counts or {}) if in_usage else billing_facts(answer, items=answer.get("output"))
         except (ValueError, AttributeError, InputError) as error:
             text = f"an answer that is none: {error}"
             raise ServerError(text, backend=self.name, model=self.model, begun=True) from error
         request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
-        facts = billing_facts((counts or {}) if self._profile.api == "messages" else answer)
         return Warmed(usage=usage, billing=facts, request_id=request_id)
 
     async def aclose(self) -> None:
@@ -312,7 +314,12 @@ def checked_url(text: str) -> str:
         raise ConfigError("must not hold a user or password", key="base_url", hint="use api_key, or headers")
     if "?" in text or "#" in text:  # paths are added to its end
         raise ConfigError("must not hold a query or fragment", key="base_url", hint="use headers")
-    return text.rstrip("/")
+    base = text.rstrip("/")
+    for path in _PATH.values():
+        if base.endswith(path):
+            hint = f"did you mean {base.removesuffix(path)!r}?"
+            raise ConfigError(f"must be what stands before {path}, which is added to it", key="base_url", hint=hint)
+    return base
 
 
 def estimate(prompt: Prompt, bound: Bounds, *, local: bool, billing: Mapping[str, str] | None = None) -> Estimate:
