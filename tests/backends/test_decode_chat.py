@@ -243,6 +243,17 @@ def test_start_and_tier() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "output", ["hi", ["hi"], {"a": 1}, 3, [{"type": ["file_search_call"]}], [{"type": "file_search_call"}]]
+)
+def test_a_field_of_another_protocol_says_nothing_here(output: Any) -> None:
+    events = decode("chat", {"output": output, **chunk({"content": "hi"}, "stop")})
+    assert events == [ResponseStarted(request_id="c1", model="m1"), TextDelta("hi"), Finished(reason="stop")]
+    usage = {"input_tokens": 3, "output_tokens": 1, "output": output}
+    start = {"type": "message_start", "message": {"id": "c", "model": "m", "usage": usage}}
+    assert decode("messages", start)[0] == ResponseStarted(request_id="c", model="m", response_id="c")
+
+
 def test_other_choices_and_unknown_fields_are_passed_over() -> None:
     other = {"id": "c1", "choices": [{"index": 1, "delta": {"content": "no"}, "finish_reason": "length"}]}
     assert (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import json
 import socket
 import time
 from typing import Any
@@ -195,6 +196,24 @@ async def test_an_error_is_what_it_is_where_nothing_is_streamed(status: int, kin
             await backend.warm(ask(), Plan(backend="b"), timeout=10)
         await backend.aclose()
     assert (caught.value.status, caught.value.begun) == (status, False)
+
+
+@pytest.mark.parametrize("output", ["hi", ["hi"], {"a": 1}, 3])
+async def test_an_odd_field_of_an_answer_to_a_warming_takes_nothing_from_its_counts(output: Any) -> None:
+    counts = {"input_tokens": 3, "output_tokens": 0}
+    for kind, model, path, usage in (
+        (AnthropicBackend, "claude-sonnet-5", "", {**counts, "output": output}),
+        (OpenAIBackend, "gpt-5.6-terra", "/v1", counts),
+    ):
+        body = json.dumps({"id": "r", "model": model, "output": output, "service_tier": "flex", "usage": usage}).encode()
+        said = answer("200 OK", body, "content-type: application/json")
+        with RawServer(lambda connection, _, said=said: connection.sendall(said)) as server:  # type: ignore[misc]
+            backend = kind(name="b", model=model, api_key="k", base_url=f"{server.url}{path}")
+            warmed = await backend.warm(ask(), Plan(backend="b"), timeout=10)
+            await backend.aclose()
+        assert warmed.usage is not None
+        assert (warmed.usage.input_tokens, warmed.usage.output) == (3, 0)
+        assert warmed.billing == (None if kind is AnthropicBackend else {"service_tier": "flex"})
 
 
 async def test_an_answer_that_ends_early_is_a_broken_connection_where_nothing_is_streamed() -> None:

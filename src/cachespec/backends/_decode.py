@@ -367,14 +367,16 @@ def merged_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[s
     return merged
 
 
-def billing_facts(said: Object) -> dict[str, str] | None:
+def billing_facts(said: Object, *, items: object = None) -> dict[str, str] | None:
     """What the price depends on besides the usage, as the answer says it. ``auto`` is a wish, not a tier.
 
-    `tools` are those of its items that OpenAI bills by themselves, and of which it does not say how much they were used.
+    `items` are the output of a Responses answer. `tools` are those of them that OpenAI bills by themselves, and of which it
+    does not say how much they were used.
     """
     facts = {key: said[key] for key in BILLING if text_or_none(said.get(key)) and said[key] != "auto"}
     billed = _BILLED if isinstance(said.get("tool_usage"), dict) else (*_BILLED, "web_search_call")
-    tools = dict.fromkeys(item["type"] for item in said.get("output") or () if item.get("type") in billed)
+    kinds = [item.get("type") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    tools = dict.fromkeys(kind for kind in kinds if kind in billed)
     return {**facts, "tools": ", ".join(tools)} if tools else facts or None
 
 

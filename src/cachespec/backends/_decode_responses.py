@@ -95,7 +95,8 @@ class ResponsesDecoder(EventDecoder):
     def _note(self, response: Object, out: list[Event]) -> None:
         """Report the response's id, model and tier: at the start, and again where the end says more or otherwise."""
         self.request_id = self.request_id or text_or_none(response.get("id"))
-        facts = text_or_none(response.get("model")) or self._facts[0], billing_facts(response) or self._facts[1]
+        billing = billing_facts(response, items=response.get("output"))
+        facts = text_or_none(response.get("model")) or self._facts[0], billing or self._facts[1]
         if not self._noted or facts != self._facts:
             self._noted, self._facts = True, facts
             response_id = text_or_none(response.get("id"))
