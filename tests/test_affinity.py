@@ -48,7 +48,6 @@ def test_what_a_request_says_holds_and_is_told() -> None:
     [
         ("text", {"verbosity": "low"}, {"verbosity": "high"}),
         ("verbosity", "low", "high"),
-        ("parallel_tool_calls", False, True),
         ("context_management", [{"type": "compaction"}], []),
         ("prompt_cache_key", "mine", "yours"),
         ("service_tier", "flex", "priority"),
@@ -60,6 +59,43 @@ def test_every_field_that_is_part_of_a_cache_key_is_kept_or_told(field: str, fir
     assert (silent.request.extra, silent.changed) == ({"b": {field: first}}, ())
     assert said.request.extra == {"b": {field: then}}
     assert [text.partition(":")[0] for text in said.changed] == [f"b.{field}"]
+
+
+@pytest.mark.parametrize(
+    ("field", "first", "goes_on"),
+    [
+        ("parallel_tool_calls", False, None),
+        ("text", {"format": {"type": "text"}}, None),
+        ("text", {"format": {"type": "text"}, "verbosity": "low"}, {"verbosity": "low"}),
+        ("output_config", {"format": {"type": "json_schema"}, "effort": "low"}, {"effort": "low"}),
+    ],
+)
+def test_what_is_asked_of_one_turn_is_not_carried_over_and_told(field: str, first: object, goes_on: object) -> None:
+    resumed = kept(extra={"b": {field: first}}).resume(ask())
+    assert resumed.request.extra == ({} if goes_on is None else {"b": {field: goes_on}})
+    assert [text.partition(":")[0] for text in resumed.changed] == [f"b.{field}"]
+
+
+@pytest.mark.parametrize(
+    ("field", "first", "goes_on"),
+    [
+        ("reasoning", {"effort": "low"}, None),
+        ("reasoning_effort", "low", None),
+        ("thinking", {"type": "disabled"}, None),
+        ("output_config", {"effort": "low"}, None),
+        ("output_config", {"effort": "low", "task_budget": 9}, {"task_budget": 9}),
+    ],
+)
+def test_what_a_request_says_itself_holds_against_a_field_that_was_kept(field: str, first: object, goes_on: object) -> None:
+    resumed = kept(extra={"b": {field: first}}).resume(ask(reasoning="high"))
+    assert resumed.request.extra == ({} if goes_on is None else {"b": {field: goes_on}})
+    assert [text.partition(":")[0] for text in resumed.changed] == ["reasoning", f"b.{field}"]
+
+
+def test_settings_of_one_object_are_kept_one_by_one() -> None:
+    form = {"type": "json_object"}
+    resumed = kept(extra={"b": {"text": {"verbosity": "low"}}}).resume(ask(extra={"b": {"text": {"format": form}}}))
+    assert resumed.request.extra == {"b": {"text": {"verbosity": "low", "format": form}}}
 
 
 def test_whether_calls_may_be_parallel_is_told_beside_the_choice() -> None:

@@ -7,8 +7,9 @@ a container) is known by its id.
 
 Thinking, effort, tool choice, speed and betas enter a vendor's cache key: to change one on the way is to pay for the whole
 prompt again. So what a session has set stays set where a later request says nothing, and a request that says something else
-gets it, and is told (``params_changed``, where it is any of its vendor's key: `cachespec.cache_terms`). A tool choice is never
-carried over: what was asked of one turn must not be asked of the next.
+gets it, and is told (``params_changed``, where it is any of its vendor's key: `cachespec.cache_terms`). A tool choice, whether
+calls may be parallel, and the form of an answer are never carried over: what was asked of one turn must not be asked of the
+next. Nor is a vendor's own field for what a request says itself: fields of one's own come last in a body, and would win.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ FROZEN = (
     *("service_tier", "parallel_tool_calls", "context_management", "prompt_cache_key"),
 )
 """Fields of a vendor's own body (in `Request.extra` and `passthrough`) that are part of what is cached (guides, 2026-11)."""
+_OF_A_TURN = ("parallel_tool_calls", "text.format", "output_config.format")
+"""Of these what is said of one turn, and refused (without tools) or wrong in the next."""
+_REASONING = ("thinking", "effort", "reasoning", "reasoning_effort", "output_config.effort")
+"""Of these what says the same as `Request.reasoning`."""
+_SEVERAL = ("text", "output_config")
+"""Of these the objects of settings that have nothing to do with each other."""
 STATE = ("previous_response_id", "conversation", "thread", "prompt", "container")
 """Fields of a vendor's own body that may name what the vendor keeps."""
 _K = TypeVar("_K", bound=Hashable)
@@ -98,7 +105,9 @@ class Sessions:
         if kept is None:
             return Resumed(request=request, previous_backend=caller, tool_loop=caller is not None, holder=holder)
         had = {name: fields for name, fields in kept.extra.items() if among is None or name in among}
-        extra, passthrough = _filled(request.extra, had), _filled(request.passthrough, kept.passthrough)
+        left_out = _OF_A_TURN if request.reasoning is None else (*_OF_A_TURN, *_REASONING)
+        extra = _filled(request.extra, _without(had, left_out))
+        passthrough = _filled(request.passthrough, _without(kept.passthrough, left_out))
         reasoning = kept.reasoning if request.reasoning is None else request.reasoning
         changed = [
             *_change("reasoning", kept.reasoning, reasoning),
@@ -106,9 +115,9 @@ class Sessions:
             *_change("parallel_tool_calls", _parallel(kept.tool_choice), _parallel(request.tool_choice)),
             *_change("response_format", kept.response_format, request.response_format),
         ]
-        for before, after in ((kept.extra, extra), (kept.passthrough, passthrough)):
-            for name in after:
-                old, new = before.get(name, {}), after[name]
+        for before, after in ((had, extra), (kept.passthrough, passthrough)):
+            for name in dict.fromkeys((*before, *after)):
+                old, new = before.get(name, {}), after.get(name, {})
                 changed += [text for key in FROZEN for text in _change(f"{name}.{key}", old.get(key), new.get(key))]
         if (reasoning, extra, passthrough) != (request.reasoning, request.extra, request.passthrough):
             request = replace(request, reasoning=reasoning, extra=extra, passthrough=passthrough)
@@ -263,11 +272,35 @@ def _frozen(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
     return {name: {key: own[key] for key in FROZEN if key in own} for name, own in fields.items()}
 
 
+def _without(fields: Mapping[str, Mapping[str, Any]], left_out: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Fields without some of them, or of what is in one (``field.name``); what that leaves empty goes, too."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, own in fields.items():
+        for key, value in own.items():
+            if key in left_out:
+                continue
+            if key in _SEVERAL and isinstance(value, Mapping):
+                value = {inner: said for inner, said in value.items() if f"{key}.{inner}" not in left_out}
+                if not value:
+                    continue
+            found.setdefault(name, {})[key] = value
+    return found
+
+
 def _filled(given: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
     """What is given, and what was kept where nothing is."""
-    if not any(kept.values()):
+    if not kept:
         return given
-    return {name: {**kept.get(name, {}), **given.get(name, {})} for name in dict.fromkeys((*given, *kept))}
+    return {name: _both(kept.get(name, {}), given.get(name, {})) for name in dict.fromkeys((*given, *kept))}
+
+
+def _both(kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    both = {**kept, **given}
+    for key in _SEVERAL:
+        old, new = kept.get(key), given.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            both[key] = {**old, **new}
+    return both
 
 
 def _chosen(choice: ToolChoice | None) -> str | None:

@@ -129,11 +129,21 @@ async def test_what_a_model_may_read_does(vendor: Vendor) -> None:
     assert vendor.reads[1] > 9_000
 
 
-@pytest.mark.parametrize(
-    "said", [{"text": {"verbosity": "low"}}, {"parallel_tool_calls": False}, {"prompt_cache_key": "mine"}], ids=str
-)
+@pytest.mark.parametrize("said", [{"text": {"verbosity": "low"}}, {"prompt_cache_key": "mine"}], ids=str)
 async def test_b20_what_is_in_openais_key_stays_as_it_was_said_once(vendor: Vendor, said: dict[str, Any]) -> None:
     done = await talk(vendor, "gpt-5.6-terra", "responses", 1, {"extra": {"b": said}}, {}, {})
     assert [{key: body[key] for key in said} for body in vendor.bodies] == [said] * 3
     assert min(vendor.reads[1:]) > 9_000
     assert [changes(one) for one in done] == [[], [], []]
+
+
+async def test_the_form_of_one_answer_is_not_asked_of_the_next(vendor: Vendor) -> None:
+    own = {"text": {"format": {"type": "json_object"}, "verbosity": "low"}, "parallel_tool_calls": False}
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    asks: list[dict[str, Any]] = [{"extra": {"b": own}}, {"response_format": schema}, {}]
+    done = await talk(vendor, "gpt-5.6-terra", "responses", 1, *asks)
+    kinds = [(body["text"].get("format") or {}).get("type") for body in vendor.bodies]
+    assert kinds == ["json_object", "json_schema", None]
+    assert [body["text"]["verbosity"] for body in vendor.bodies] == ["low"] * 3
+    assert [body.get("parallel_tool_calls") for body in vendor.bodies] == [False, None, None]
+    assert changes(done[1])
