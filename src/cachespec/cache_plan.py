@@ -192,7 +192,7 @@ class _Planning:
         marks = () if self.cache.control == "routing" else tuple(Mark(at=s.at, tokens=s.tokens, ttl=s.ttl) for s in spots)
         by_itself = self._by_itself(options)
         read, tokens = view.expected(spots, by_itself)
-        if read is not None:
+        if read is not None and not any(reason.code == "warm_prefix" for reason in found):  # the policy may have said it
             found.append(Reason("warm_prefix", f"about {tokens.cache_read} tokens are believed cached"))
         return Planned(
             plan=Plan(

@@ -235,6 +235,8 @@ class Decider:
             offers = [out(o, error) if o.backend == name and name != choose else o for o in offers]
         limits = limits_of(asked.budgets)
         budgets = self._ledger.snapshot(limits) if limits else ()
+        modes = [b.rule.mode for b in asked.budgets if b.rule.scope != "request"] if limits else ()  # as `limits_of` has them
+        budgets = tuple(replace(state, mode=mode) for state, mode in zip(budgets, modes, strict=False))
         offers = self._healthy(offers, asked.ask, choose)  # before budgets look for a cheap one: it has to be one that answers
         offers = moved(downgraded(offers, asked.budgets, budgets, asked.spent, asked.ask), asked.ask)
         eligible = [o for o in offers if o.eligible]

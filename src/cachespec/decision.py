@@ -259,7 +259,9 @@ class Offer:
             line += f"; first token in about {self.latency.ttft_ms:.0f} ms ({self.latency.evidence})"
         drafts = self.speculation
         if drafts is not None:
-            line += f"; {drafts.drafter or 'no drafter'} drafts {drafts.draft_length} tokens a step ({drafts.reason})"
+            length = drafts.draft_length
+            does = f"{drafts.drafter} drafts {length or 'no'} tokens a step" if drafts.drafter else "no drafts"
+            line += f"; {does} ({drafts.reason})"
         return line
 
 
@@ -306,12 +308,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetState:
-    """A budget as the decision saw it, in USD. `scope` names it, e.g. ``tenant:acme per day``."""
+    """A budget as the decision saw it, in USD. `scope` names it, e.g. ``tenant:acme per day``; `mode` (``hard``, ``soft``,
+    ``downgrade``) is what the configuration says happens at its end, which a ledger does not know (None)."""
 
     scope: str
     limit: Decimal
     spent: Decimal
     reserved: Decimal
+    mode: str | None = None
 
     def to_dict(self) -> dict[str, str | None]:
         return {
@@ -358,7 +362,8 @@ class Decision:
                 lines.append(f"   cache options: {dict(self.plan.options)}")
             lines.extend(f"   {reason}" for reason in self.plan.reasons)
         lines.extend(
-            f"   budget {b.scope}: ${money_text(b.spent)} spent, ${money_text(b.reserved)} reserved of ${money_text(b.limit)}"
+            f"   {b.mode or 'a'} budget {b.scope}: ${money_text(b.spent)} spent, ${money_text(b.reserved)} reserved"
+            f" of ${money_text(b.limit)}"
             for b in self.budgets
         )
         return "\n".join(lines)

@@ -54,6 +54,7 @@ async def test_drafts_are_told_in_events_usage_decision_and_report() -> None:
         spoken = done.decision.candidates[0].speculation
         assert spoken is not None
         assert (spoken.drafter, spoken.draft_length, spoken.reason) == ("suffix", 0, "rule")
+        assert "suffix drafts no tokens a step (rule)" in done.decision.explain()
         assert done.usage is not None
         assert done.usage.drafted == sum(e.drafted for e in told) > 50
         assert done.usage.accepted == sum(e.accepted for e in told) > 50

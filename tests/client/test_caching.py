@@ -532,7 +532,9 @@ async def test_a_read_of_what_another_client_wrote_is_believed(vendor: Vendor) -
         assert two.plan("Hi", system=SYSTEM).candidates[0].belief.state == "cold"
         await two.complete("Hi", system=SYSTEM)
         assert vendor.reads[-1] > 0
-        found = two.plan("Hi", system=SYSTEM).candidates[0]
+        decision = two.plan("Hi", system=SYSTEM)
+        assert decision.explain().count("warm_prefix") == 1  # of the policy and the plan, one says it
+        found = decision.candidates[0]
         assert found.belief.state == "warm"
         assert found.tokens.cache_read == vendor.reads[-1]
 

@@ -71,6 +71,24 @@ async def test_a_sessions_budget_is_each_tenants_own() -> None:
             assert caught.value.scope == f"session:{tenant}/chat-1 in total" if tenant else "session:chat-1 in total"
 
 
+async def test_a_decision_says_what_each_budget_does_at_its_end() -> None:
+    rates = hosted_rates(None, "m", prices={"input": "0", "output": "1"})
+    budgets = [
+        {"scope": "request", "limit": "1"},
+        {"scope": "tenant", "limit": "1", "per": "day"},
+        {"scope": "tenant", "limit": "2", "per": "day", "mode": "soft"},
+        {"scope": "tenant", "limit": "3", "per": "day", "mode": "downgrade"},
+    ]
+    async with Client(backends={"scripted": ScriptedBackend(rates=rates)}, policies={"budgets": budgets}) as client:
+        told = client.plan("Hi", tenant="acme", max_output_tokens=100).explain()
+        lines = [line.strip() for line in told.splitlines() if " budget " in line]
+        assert lines == [
+            "hard budget tenant:acme per day: $0 spent, $0 reserved of $1",
+            "soft budget tenant:acme per day: $0 spent, $0 reserved of $2",
+            "downgrade budget tenant:acme per day: $0 spent, $0 reserved of $3",
+        ]
+
+
 async def test_a_price_that_the_table_lacks_is_no_bound_for_a_hard_budget() -> None:
     """A place of inference has a surcharge that the price list does not know: what it may cost is not known either."""
     backend = {"use": "anthropic", "model": "claude-opus-5-5", "api_key": "k"}

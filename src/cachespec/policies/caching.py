@@ -294,7 +294,7 @@ def _anchored(marks: list[Choice], view: View, terms: CacheTerms) -> list[Choice
 def _reasons(view: View, candidates: Sequence[Candidate], found: Marks, blocked: bool, terms: CacheTerms) -> tuple[Reason, ...]:
     reasons: list[Reason] = []
     if view.read >= 0:
-        reasons.append(Reason("warm_prefix", f"{view.read_tokens} tokens are believed cached"))
+        reasons.append(Reason("warm_prefix", f"about {view.read_tokens} tokens are believed cached"))
     if found:
         deepest, number = found[-1]
         longest = terms.lifetimes[found[0][1]].name
