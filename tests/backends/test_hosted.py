@@ -251,6 +251,7 @@ async def test_every_error_status_is_typed(
     assert error.__cause__ is not None
     assert error.retryable == kind.default_retryable
     assert len(wire_server.requests) == 1  # the SDKs never retry by themselves
+    assert (f"(at {wire_server.url}/" in str(error)) == (kind is NotFoundError)  # a wrong base_url shows
 
 
 @pytest.mark.anyio
@@ -371,8 +372,12 @@ async def test_an_error_event_in_the_stream_is_typed(api: Api, wire_server: Wire
 @pytest.mark.parametrize("api", APIS)
 async def test_silence_ends_at_the_deadline(api: Api, wire_server: WireServer) -> None:
     start = time.monotonic()
-    with pytest.raises(RequestTimeoutError):
+    with pytest.raises(RequestTimeoutError, match="no byte over the connection before the deadline of the request"):
         await call(build(api, wire_server, "ok-9+stall-2"), timeout=0.3)
+    with pytest.raises(RequestTimeoutError, match=r"no byte over the connection within 0\.3 s"):
+        await call(build(api, wire_server, "ok-9+stall-2", read_timeout=0.3))
+    with pytest.raises(RequestTimeoutError, match=r"no byte over the connection to http://\S+ within 0\.3 s"):
+        await call(build(api, wire_server, "ok-9+slowstart-60000", read_timeout=0.3))
     with pytest.raises(RequestTimeoutError) as caught:
         await call(build(api, wire_server, "ok-9+slowstart-60000"), timeout=0.3)
     assert isinstance(caught.value.__cause__, Exception)
@@ -638,6 +643,21 @@ def test_wrong_options_are_named(options: dict[str, Any], key: str) -> None:
     OpenAIBackend(name="b", model="m", api_key="k", headers={"x-a": "", "x_b": 'a b; c="d"'})
     with pytest.raises(ConfigError, match="2023-06-01"):
         AnthropicBackend(name="b", model="m", api_key="k", version="latest")
+
+
+@pytest.mark.parametrize(
+    ("factory", "url", "base"),
+    [
+        (OpenAIBackend, "http://127.0.0.1:1/v1/chat/completions", "http://127.0.0.1:1/v1"),
+        (OpenAIBackend, "http://127.0.0.1:1/v1/responses/", "http://127.0.0.1:1/v1"),
+        (AnthropicBackend, "http://127.0.0.1:1/v1/messages", "http://127.0.0.1:1"),
+    ],
+)
+def test_an_endpoint_is_no_base_url(factory: type[OpenAIBackend] | type[AnthropicBackend], url: str, base: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        factory(name="b", model="m", api_key="k", base_url=url)
+    assert (caught.value.key, caught.value.hint) == ("base_url", f"did you mean {base!r}?")
+    factory(name="b", model="m", api_key="k", base_url=base)
 
 
 # -- what is known before

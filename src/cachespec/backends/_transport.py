@@ -23,6 +23,7 @@ from cachespec.backends._http import unwind
 from cachespec.errors import (
     BackendError,
     ConnectionFailedError,
+    NotFoundError,
     RequestRejectedError,
     RequestTimeoutError,
     ServerError,
@@ -139,11 +140,25 @@ def transport_error(
     begun = not isinstance(error, _NOT_SENT)
     facts: dict[str, Any] = {"backend": backend, "model": model, "request_id": request_id, "begun": begun}
     if isinstance(error, httpx2.TimeoutException):
-        return RequestTimeoutError(f"no {'byte over the connection' if begun else 'connection'}{where} in time", **facts)
+        what = "byte over the connection" if begun else "connection"
+        return RequestTimeoutError(f"no {what}{where} {_waited(error)}", **facts)
     if isinstance(error, httpx2.DecodingError):
         return ServerError(f"the answer's encoding is broken: {error}", **facts)
     what = f"the connection{where} broke" if begun else f"no connection{where}"
     return ConnectionFailedError(f"{what}: {str(error) or type(error).__name__}", **facts)
+
+
+def _waited(error: httpx2.TimeoutException) -> str:
+    """For how long, as far as the request says."""
+    try:
+        limits: Mapping[str, Any] = error.request.extensions.get("timeout", {})
+    except RuntimeError:  # it does not know its request
+        return "in time"
+    name = {httpx2.ReadTimeout: "read", httpx2.WriteTimeout: "write", httpx2.PoolTimeout: "pool"}.get(type(error), "connect")
+    seconds = limits.get(name)
+    if isinstance(seconds, Patience) and anyio.current_time() >= seconds.until:
+        return "before the deadline of the request"
+    return "in time" if seconds is None else f"within {seconds:.3g} s"
 
 
 def sdk_error(error: Exception, sdk: ModuleType, *, backend: str, model: str, url: str) -> BackendError:
@@ -183,6 +198,8 @@ def status_error(response: httpx2.Response, body: object, *, backend: str, model
     if not isinstance(message, str) or not message:
         text = body.strip() if isinstance(body, str) else ""
         message = f"answered with status {status}" + (f": {text[:200]!r}" if text else "")
+    if found is NotFoundError:
+        message += _asked(response)  # a wrong base_url looks like this
     words = ", ".join(w for w in (detail, code, kind) if isinstance(w, str) and w != message)
     asked = {"true": True, "false": False}.get(headers.get("x-should-retry", ""))
     return found(
@@ -194,6 +211,14 @@ def status_error(response: httpx2.Response, body: object, *, backend: str, model
         retry_after=retry_after(headers),
         retryable=asked if asked is not None and found.default_retryable else None,
     )
+
+
+def _asked(response: httpx2.Response) -> str:
+    """What was asked for. No secret is in it: a base URL with a user or a query is refused."""
+    try:
+        return f" (at {response.request.url})"
+    except RuntimeError:
+        return ""
 
 
 def _origin(response: httpx2.Response) -> str:
