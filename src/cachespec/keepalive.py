@@ -217,8 +217,8 @@ class KeepAlives:
                 ending = "failed" if isinstance(error, Exception) else "cancelled"
                 await to_the_end(lambda: self._ledger.settle(reservation, _settlement(expected, ending)))
             raise
-        cost = _cost(backend.rates, warmed)
-        if cost is None or not believable(cost):
+        cost = _cost(backend.rates, warmed) or expected
+        if not believable(cost):
             warmed, cost = replace(warmed, usage=None), expected
         await to_the_end(lambda: self._ledger.settle(reservation, _settlement(cost, "kept", warmed)))
         return warmed, cost
@@ -236,7 +236,7 @@ def _expected(tokens: int, ttl: str, *, warm: bool) -> Usage:
 
 
 def _cost(rates: Rates | None, warmed: Warmed) -> Cost | None:
-    """What was counted, priced; None where nothing was."""
+    """What was counted, priced; None where nothing was, or there is no price."""
     usage = warmed.usage
     if rates is None or usage is None or usage.uncached is None:
         return None

@@ -156,6 +156,24 @@ async def test_one_that_was_sent_and_not_counted_is_booked_as_it_was_expected(
     assert state.reserved == 0
 
 
+@pytest.mark.parametrize("model", MODELS)
+async def test_what_was_counted_is_told_where_there_is_no_price(vendor: Vendor, model: str) -> None:
+    told: list[Any] = []
+    async with vendor.client(model, Keeping(most=1), hooks=[told.append], prices=None) as client:
+        warmed = await client.prewarm("What?", system=SYSTEM)
+        await client.complete("What?", system=SYSTEM)
+        await pass_time(client, vendor.clock, LIVES[model])
+        ping, _, prewarming = await client.ledger.entries()
+    assert (warmed.cost, ping.amount, ping.estimated) == (None, None, True)
+    assert warmed.usage is not None
+    assert warmed.usage == prewarming.usage
+    assert warmed.usage.written == sum(vendor.writes[0].values()) > 2_900
+    (kept,) = [one for one in told if isinstance(one, KeptAlive)]
+    assert (kept.read, kept.cost) == (vendor.reads[2], None)
+    assert ping.usage is not None
+    assert ping.usage.cache_read == kept.read > 2_900
+
+
 async def test_one_that_is_refused_costs_nothing(vendor: Vendor) -> None:
     async with vendor.client(MODELS[0], Keeping(most=1)) as client:
         await client.complete("Hi", system=SYSTEM)
