@@ -23,7 +23,7 @@ from cachespec.request import Request
 UNMEASURED_S = 10.0
 """What a backend is given to the first token where its time was not measured yet; a longer estimate of its own stands."""
 LEFT_TO_OTHERS_S = 10.0
-"""What is left for others, if they are to be asked in place of one that has begun and brings no content."""
+"""What is left of a long time for others, to be asked in place of one that has begun and brings no content."""
 AT_DEADLINE_S = 0.1
 """What ends this near a deadline was ended by it. Later than that nobody waited: the reader did something else meanwhile."""
 _OF_THE_ACCOUNT = (402, 429)  # statuses of a refusal for money, whatever the request names
@@ -65,7 +65,8 @@ def patience_s(latency: Latency, others: Sequence[Latency], left_s: float | None
     """How long an attempt may stay without content while `others` can still be asked: without a word, and once it has begun.
 
     A silent one has half of what is left of the deadline, or twice what the backend usually takes, if that is longer. One that
-    has begun works, and may think: it has what the fastest other does not need. Infinite where no other would have time.
+    has begun works, and may think: it has three quarters, and of a long time all but ten seconds, unless the fastest of the
+    others needs more. Infinite where no other would have time.
     """
     needs = [usual or 0.0 for usual in map(_usual_s, others)]
     if left_s is None or not needs or min(needs) >= left_s / 2:
@@ -73,7 +74,7 @@ def patience_s(latency: Latency, others: Sequence[Latency], left_s: float | None
     silent = max(left_s / 2, 2 * (_usual_s(latency) or 0.0))
     if silent >= left_s:
         return math.inf, math.inf
-    return silent, max(silent, left_s - max(LEFT_TO_OTHERS_S, 4 * min(needs)))
+    return silent, max(silent, left_s - max(min(LEFT_TO_OTHERS_S, left_s / 4), 2 * min(needs)))
 
 
 def _usual_s(latency: Latency) -> float | None:

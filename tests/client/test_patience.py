@@ -20,8 +20,6 @@ from cachespec.errors import RequestTimeoutError, StreamInterruptedError
 from cachespec.events import Finished, ResponseStarted, Retrying, TextDelta
 from cachespec.testing import Reply, ScriptedBackend
 
-APIS: tuple[Api, ...] = ("messages", "chat", "responses")
-
 
 def client_of(server: WireServer, api: Api, *models: str, **options: Any) -> Client:
     def backend(model: str) -> dict[str, Any]:
@@ -41,30 +39,31 @@ def client_of(server: WireServer, api: Api, *models: str, **options: Any) -> Cli
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("api", "fault"), [*((api, "stall-0") for api in APIS), ("chat", "slowstart-60000")])
-async def test_who_says_nothing_leaves_half_of_the_time_to_others(api: Api, fault: str, wire_server: WireServer) -> None:
+@pytest.mark.parametrize(("api", "fault", "waits"), [("chat", "slowstart-60000", 2), ("messages", "stall-0", 3)])
+async def test_who_brings_nothing_leaves_time_to_others(api: Api, fault: str, waits: int, wire_server: WireServer) -> None:
+    """Half of it where nothing at all came, a quarter where the response had begun."""
     begun = anyio.current_time()
     async with client_of(wire_server, api, f"ok-9+{fault}", "ok-3") as client, client.stream("Hi", timeout=4) as stream:
         events = [event async for event in stream]
         assert (await stream.get_final_completion()).text == answer(3)
-        assert 1.9 < anyio.current_time() - begun < 4
+        assert waits - 0.3 < anyio.current_time() - begun < 4
         entries = await client.ledger.entries()
         assert sorted((entry.backend, entry.outcome) for entry in entries) == [("b0", "failed"), ("b1", "completed")]
         assert next(o for o in client.plan("Hi").candidates if o.backend == "b0").eligible  # two seconds say little of it
     (retrying,) = [event for event in events if isinstance(event, Retrying)]
     assert (retrying.backend, retrying.next_backend) == ("b0", "b1")
     assert isinstance(retrying.error, RequestTimeoutError)
-    assert "no content within 2 s" in str(retrying.error)
+    assert "no content within" in str(retrying.error)
 
 
 @pytest.mark.parametrize("left", [None, 4.0, 60.0])
 def test_patience(left: float | None) -> None:
     quick, slow, unknown = (Latency(ttft_ms=ms, total_ms=None) for ms in (500.0, 9_000.0, None))
     assert patience_s(quick, [], left) == patience_s(quick, [slow], 10.0) == (math.inf, math.inf)
-    expected = {None: (math.inf, math.inf), 4.0: (2.0, 2.0), 60.0: (30.0, 50.0)}
+    expected = {None: (math.inf, math.inf), 4.0: (2.0, 3.0), 60.0: (30.0, 50.0)}
     assert patience_s(quick, [unknown], left) == patience_s(quick, [slow, quick], left) == expected[left]
-    assert patience_s(slow, [quick], 30.0) == (18.0, 20.0)  # who usually takes long has twice as long
-    assert patience_s(slow, [slow], 60.0) == (30.0, 30.0)
+    assert patience_s(slow, [quick], 30.0) == (18.0, 22.5)  # who usually takes long has twice as long
+    assert patience_s(slow, [slow], 60.0) == (30.0, 42.0)
     assert patience_s(slow, [quick], 17.0) == (math.inf, math.inf)
 
 
