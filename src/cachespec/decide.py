@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from hashlib import blake2b
@@ -445,15 +445,41 @@ def route_error(verdict: Verdict) -> CachespecError:
     kinds = {type(errors[o.backend]) if o.backend in errors else None for o in offers}
     own = (ContextLengthError, UnsupportedParameterError, BudgetExceededError, PriceUnknownError, EngineStoppedError)
     if len(kinds) == 1 and (kind := kinds.pop()) is not None and issubclass(kind, own):
-        return errors[offers[0].backend]
+        first = errors[offers[0].backend]
+        if isinstance(first, UnsupportedParameterError):
+            return _unsupported_everywhere(first, offers, errors)
+        return first
     return NoRouteError("no candidate can take this request", reasons={o.backend: o.reasons for o in offers})
+
+
+def _unsupported_everywhere(
+    first: UnsupportedParameterError, offers: Sequence[Offer], errors: Mapping[str, CachespecError]
+) -> UnsupportedParameterError:
+    """The first candidate's error, with what the others say, and what can be done where they would do without."""
+    said = [str(errors[o.backend]) for o in offers[1:]]
+    if any(all(r.code == "unsupported_parameter" and _field(r) in PARAMETERS for r in o.reasons) for o in offers):
+        said.append('on_unsupported = "drop" leaves it out')
+    if not said:
+        return first
+    told = UnsupportedParameterError(
+        "; ".join([first.message, *said]),
+        backend=first.backend,
+        model=first.model,
+        status=first.status,
+        request_id=first.request_id,
+    )
+    told.__cause__ = first.__cause__
+    return told
+
+
+def _field(reason: Reason) -> str:
+    """The parameter that the text of an ``unsupported_parameter`` begins with."""
+    return reason.detail.partition(":")[0].partition(".")[0]
 
 
 def _unsupported(request: Request, backend: Backend) -> tuple[str, ...]:
     """The parameters that this backend cannot honour as they are given: a reason's text begins with their name."""
-    refused = {
-        r.detail.partition(":")[0].partition(".")[0] for r in backend.check(request) if r.code == "unsupported_parameter"
-    }
+    refused = {_field(r) for r in backend.check(request) if r.code == "unsupported_parameter"}
     return tuple(name for name in PARAMETERS if name in refused)
 
 

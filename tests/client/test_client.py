@@ -101,14 +101,21 @@ async def test_when_every_candidate_falls_for_one_cause_its_own_error_is_raised(
     async with Client(backends=backends, models=models) as client:
         with pytest.raises(ContextLengthError):
             await client.complete("word " * 200)
-        with pytest.raises(UnsupportedParameterError, match="temperature"):
+        with pytest.raises(UnsupportedParameterError, match="temperature") as caught:
             await client.complete("Hi", temperature=0.5)
+        for said in ("a: temperature: ", "; b: temperature: ", '; on_unsupported = "drop" leaves it out'):
+            assert said in str(caught.value)
         codes = [[r.code for r in c.reasons] for c in client.plan("Hi", temperature=0.5).candidates]
         assert codes == [["unsupported_parameter"]] * 2
     async with Client(backends=backends, models=models, on_unsupported="drop") as client:
         done = await client.complete("Hi", temperature=0.5, seed=3)
         assert any("temperature" in w for w in done.warnings)
         assert backends["a"].requests[-1][0].temperature is None
+    toolless = ScriptedBackend(name="c", capabilities=Capabilities(parameters=frozenset(), tools=False))
+    async with Client(backends={"c": toolless}) as client:
+        with pytest.raises(UnsupportedParameterError, match="c takes no tools") as caught:
+            await client.complete("Hi", temperature=0.5, tools=[{"name": "t", "input_schema": {"type": "object"}}])
+        assert "on_unsupported" not in str(caught.value)  # that gives it no tools
     hard = {"budgets": [{"scope": "overall", "limit": "1.00"}]}
     async with Client(backends=backends, models=models, policies=hard) as client:
         with pytest.raises(PriceUnknownError):
