@@ -36,7 +36,7 @@ def test_what_a_request_says_holds_and_is_told() -> None:
         ask(reasoning={"budget_tokens": 2048}, extra={"b": {"speed": "standard"}}, response_format="json")
     )
     assert resumed.request.extra == {"b": {"speed": "standard"}}
-    assert [text.split(";")[0] for text in resumed.changed] == [
+    assert [str(one) for one in resumed.changed] == [
         "reasoning: high became 2048 tokens",
         "response_format: nothing became json",
         "b.speed: fast became standard",
@@ -58,7 +58,7 @@ def test_every_field_that_is_part_of_a_cache_key_is_kept_or_told(field: str, fir
     silent, said = sessions.resume(ask()), sessions.resume(ask(extra={"b": {field: then}}))
     assert (silent.request.extra, silent.changed) == ({"b": {field: first}}, ())
     assert said.request.extra == {"b": {field: then}}
-    assert [text.partition(":")[0] for text in said.changed] == [f"b.{field}"]
+    assert [(one.owner, one.field) for one in said.changed] == [("b", field)]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_every_field_that_is_part_of_a_cache_key_is_kept_or_told(field: str, fir
 def test_what_is_asked_of_one_turn_is_not_carried_over_and_told(field: str, first: object, goes_on: object) -> None:
     resumed = kept(extra={"b": {field: first}}).resume(ask())
     assert resumed.request.extra == ({} if goes_on is None else {"b": {field: goes_on}})
-    assert [text.partition(":")[0] for text in resumed.changed] == [f"b.{field}"]
+    assert [(one.owner, one.field) for one in resumed.changed] == [("b", field)]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_is_asked_of_one_turn_is_not_carried_over_and_told(field: str, firs
 def test_what_a_request_says_itself_holds_against_a_field_that_was_kept(field: str, first: object, goes_on: object) -> None:
     resumed = kept(extra={"b": {field: first}}).resume(ask(reasoning="high"))
     assert resumed.request.extra == ({} if goes_on is None else {"b": {field: goes_on}})
-    assert [text.partition(":")[0] for text in resumed.changed] == ["reasoning", f"b.{field}"]
+    assert [(one.owner, one.field) for one in resumed.changed] == [(None, "reasoning"), ("b", field)]
 
 
 def test_settings_of_one_object_are_kept_one_by_one() -> None:
@@ -101,7 +101,8 @@ def test_settings_of_one_object_are_kept_one_by_one() -> None:
 def test_whether_calls_may_be_parallel_is_told_beside_the_choice() -> None:
     tools = [{"name": "t", "input_schema": {"type": "object", "properties": {}}}]
     sessions = kept(tools=tools, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
-    assert sessions.resume(ask(tools=tools, tool_choice="auto")).changed == ("parallel_tool_calls: False became nothing",)
+    (change,) = sessions.resume(ask(tools=tools, tool_choice="auto")).changed
+    assert (change.field, str(change)) == ("parallel_tool_calls", "parallel_tool_calls: False became nothing")
 
 
 def test_a_tool_choice_is_never_carried_over() -> None:
@@ -109,7 +110,7 @@ def test_a_tool_choice_is_never_carried_over() -> None:
     sessions = kept(tools=tools, tool_choice="required")
     resumed = sessions.resume(ask(tools=tools))
     assert resumed.request.tool_choice is None
-    assert [text.split(";")[0] for text in resumed.changed] == ["tool_choice: required became nothing"]
+    assert [str(one) for one in resumed.changed] == ["tool_choice: required became nothing"]
 
 
 def test_without_a_session_nothing_is_remembered() -> None:

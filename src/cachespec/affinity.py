@@ -60,9 +60,23 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A parameter that a request changes within its session. `owner` is the backend, or the vendor, whose own field it is;
+    None: it is a request's. `before` and `after` are for a person."""
+
+    field: str
+    before: str
+    after: str
+    owner: str | None = None
+
+    def __str__(self) -> str:
+        name = self.field if self.owner is None else f"{self.owner}.{self.field}"
+        return f"{name}: {self.before} became {self.after}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A request with what its session has set, the backend that answered before, and what it changes nevertheless (`changed`,
-    each as ``name: before became after``).
+    """A request with what its session has set, the backend that answered before, and what it changes nevertheless (`changed`).
 
     `tool_loop`: it holds results, not answered yet, of tools that `previous_backend` called. `previous_response` is the
     vendor's id of the session's last answer there. `holder` keeps what a body that was given names, where that is known.
@@ -70,7 +84,7 @@ class Resumed:
 
     request: Request
     previous_backend: str | None = None
-    changed: tuple[str, ...] = ()
+    changed: tuple[Change, ...] = ()
     tool_loop: bool = False
     previous_response: str | None = None
     holder: str | None = None
@@ -118,7 +132,7 @@ class Sessions:
         for before, after in ((had, extra), (kept.passthrough, passthrough)):
             for name in dict.fromkeys((*before, *after)):
                 old, new = before.get(name, {}), after.get(name, {})
-                changed += [text for key in FROZEN for text in _change(f"{name}.{key}", old.get(key), new.get(key))]
+                changed += [found for key in FROZEN for found in _change(key, old.get(key), new.get(key), owner=name)]
         if (reasoning, extra, passthrough) != (request.reasoning, request.extra, request.passthrough):
             request = replace(request, reasoning=reasoning, extra=extra, passthrough=passthrough)
         previous = kept.backend if caller is None else caller
@@ -311,8 +325,8 @@ def _parallel(choice: ToolChoice | None) -> bool | None:
     return None if choice is None else choice.parallel
 
 
-def _change(name: str, before: object, after: object) -> list[str]:
-    return [] if before == after else [f"{name}: {_said(before)} became {_said(after)}"]
+def _change(field: str, before: object, after: object, *, owner: str | None = None) -> list[Change]:
+    return [] if before == after else [Change(field=field, before=_said(before), after=_said(after), owner=owner)]
 
 
 def _said(value: object) -> str:

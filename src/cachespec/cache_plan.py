@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cachespec.affinity import Change
 from cachespec.backends._marks import wire_marks
 from cachespec.backends.base import Backend
 from cachespec.cache_keys import CacheKeys
@@ -99,7 +100,7 @@ class CachePlanner:
         *,
         target: str = "",
         ignored: tuple[str, ...] = (),
-        changed: tuple[str, ...] = (),
+        changed: tuple[Change, ...] = (),
     ) -> Planned:
         """The plan for sending `prompt` to `backend`, what it is expected to read and write, and the belief behind it.
 
@@ -108,8 +109,8 @@ class CachePlanner:
         Raises ConfigError where the policy fails or chooses what there is not.
         """
         request, capabilities = prompt.request, backend.capabilities
-        reasons = _changes(changed, capabilities.caching)
         if capabilities.caching is None:
+            reasons = _changes(changed, "nothing is read that was cached before")
             plan = _passed(backend, request, ignored, reasons, key=self.keys.partition(ask.tenant))
             name = _tokenizer(backend)
             return Planned(plan=plan, backend=backend.name, model=backend.model, tokenizer=name, prompt=prompt)
@@ -125,7 +126,7 @@ class CachePlanner:
             keys=self.keys,
             target=target,
         )
-        return _Planning(self, view).planned(ignored, reasons)
+        return _Planning(self, view).planned(ignored, [one for one in changed if one.field not in capabilities.caching.never])
 
     def layout(self, backend: Backend, prompt: Prompt, cache: PromptCache) -> tuple[Layout, Weights]:
         """The places of a prompt. What is learned of a model's tokens moves with every answer; the densities used here follow
@@ -163,10 +164,11 @@ class _Planning:
         self.request, self.cache, self.given = view.request, view.cache, view.given
         self.opt_out = view.backend.capabilities.opt_out or {}
 
-    def planned(self, ignored: tuple[str, ...], reasons: tuple[Reason, ...]) -> Planned:
+    def planned(self, ignored: tuple[str, ...], changed: Sequence[Change]) -> Planned:
         request, terms, view = self.request, self.cache.terms, self.view
         places = view.places
-        ask, choice, found = None, CachePlan(), list(reasons)
+        ask, choice = None, CachePlan()
+        found: list[Reason] = []
         spots: Sequence[Spot]
         options: dict[str, Any]
         if request.cache != "auto":
@@ -201,7 +203,7 @@ class _Planning:
                 options=options,
                 drop_marks=request.cache != "auto",
                 ignore=ignored,
-                reasons=tuple(found),
+                reasons=(*_changes(changed, self._read_all_the_same(read, tokens)), *found),
             ),
             backend=view.backend.name,
             model=view.backend.model,
@@ -304,6 +306,14 @@ class _Planning:
 
     # -- what it will cost
 
+    def _read_all_the_same(self, read: Entry | None, tokens: TokenEstimate) -> str:
+        """What is read although parameters changed: what was cached before with all of them as they are now."""
+        if read is None:
+            return "nothing is read that was cached before"
+        if any(entry is read for place, entry in self.view.found if place < self.view.layout.head):
+            return "only tools and system are read of what was cached before"
+        return f"about {tokens.cache_read} tokens are read of what was cached with it as it is now"
+
     def _by_itself(self, options: Mapping[str, Any]) -> bool:
         """Whether the model writes at the end of the last message although nothing says so."""
         explicit = "prompt_cache_options" in options
@@ -312,17 +322,9 @@ class _Planning:
         return self.cache.control == "breakpoints" and self.cache.terms.implicit is not None and not explicit
 
 
-def _changes(changed: tuple[str, ...], cache: PromptCache | None) -> tuple[Reason, ...]:
-    """What a session changes, as far as it matters to a cache, and how much of it is read all the same."""
-    reasons = []
-    for text in changed:
-        name = text.partition(":")[0].rpartition(".")[2]
-        if cache is None or name not in cache.never:
-            read = (
-                "only tools and system are read of what" if cache is not None and name in cache.late else "nothing is read that"
-            )
-            reasons.append(Reason("params_changed", f"{text}; {read} was cached before"))
-    return tuple(reasons)
+def _changes(changed: Sequence[Change], read: str) -> tuple[Reason, ...]:
+    """What a session changes, and how much is `read` all the same."""
+    return tuple(Reason("params_changed", f"{one}; {read}") for one in changed)
 
 
 def _tokenizer(backend: Backend) -> str:

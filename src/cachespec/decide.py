@@ -16,7 +16,7 @@ from random import random
 from time import perf_counter
 from typing import Any
 
-from cachespec.affinity import can_be_told, holder_of, named_state
+from cachespec.affinity import Change, can_be_told, holder_of, named_state
 from cachespec.backends.base import Backend, Estimate
 from cachespec.cache_plan import CachePlanner, Planned
 from cachespec.caching import Lifetime
@@ -96,7 +96,7 @@ class Asked:
     ask: Ask
     candidates: tuple[str, ...]
     budgets: tuple[Applied, ...]
-    changed: tuple[str, ...] = ()
+    changed: tuple[Change, ...] = ()
     previous_response: str | None = None
     spent: Decimal = Decimal(0)
 
@@ -172,7 +172,7 @@ class Decider:
         tool_loop: bool = False,
         previous_response: str | None = None,
         holder: str | None = None,
-        changed: tuple[str, ...] = (),
+        changed: tuple[Change, ...] = (),
     ) -> Asked:
         """Make a request ready; `holder` keeps what its body names, where that is known.
 

@@ -147,3 +147,14 @@ async def test_the_form_of_one_answer_is_not_asked_of_the_next(vendor: Vendor) -
     assert [body["text"]["verbosity"] for body in vendor.bodies] == ["low"] * 3
     assert [body.get("parallel_tool_calls") for body in vendor.bodies] == [False, None, None]
     assert changes(done[1])
+
+
+async def test_what_a_change_leaves_is_told_as_it_is_believed(vendor: Vendor) -> None:
+    choices = ["required", "auto", "required", "auto"]
+    done = await talk(vendor, "claude-sonnet-5", None, 30, *({"tool_choice": choice} for choice in choices))
+    told = [[detail.partition("; ")[2] for detail in changes(one)] for one in done]
+    assert told[1] == ["only tools and system are read of what was cached before"]
+    for one, read, details in list(zip(done, vendor.reads, told, strict=True))[2:]:
+        assert read > 9_500  # what was cached two turns ago, with this choice
+        assert abs((expected(one) or 0) - read) < 0.05 * read
+        assert details == [f"about {expected(one)} tokens are read of what was cached with it as it is now"]
