@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachespec.errors import InputError
+from cachespec.pricing import hosted_rates
 from cachespec.usage import APART, Usage
 from cachespec.usage_shapes import APIS, billing_from, usage_from, usage_to
 
@@ -346,19 +347,6 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"input_tokens": 1, "cache_creation_input_tokens": 5, "cache_creation": {"ephemeral_1h_input_tokens": 6}},
         "cache_creation",
     ),
-    ("messages", {"input_tokens": 1, "output_tokens": 1, "iterations": {"type": "message"}}, "iterations"),
-    (
-        "messages",
-        {"input_tokens": 1, "server_tool_use": {"web_search_requests": "2"}},
-        "server_tool_use.web_search_requests",
-    ),
-    ("chat", {"prompt_tokens": 1, "prompt_tokens_details": {"audio_tokens": 1.5}}, "prompt_tokens_details.audio_tokens"),
-    ("gemini", {"promptTokenCount": 1, "promptTokensDetails": [{"modality": 1}]}, "promptTokensDetails[0].modality"),
-    (
-        "messages",
-        {"input_tokens": 1, "iterations": [{"type": "compaction", "input_tokens": -1}]},
-        "iterations[0].input_tokens",
-    ),
     (
         "messages",
         {"output_tokens": 1, "output_tokens_details": {"thinking_tokens": 2}},
@@ -387,6 +375,75 @@ def test_a_bad_object_is_an_input_error_that_names_the_field(api: str, payload: 
     with pytest.raises(InputError) as caught:
         usage_from(api, payload)
     assert caught.value.field == field
+
+
+CHAT = {"prompt_tokens": 100, "completion_tokens": 5}
+MESSAGES = {"input_tokens": 100, "output_tokens": 5}
+ODD_ASIDES: list[tuple[str, dict[str, Any], Usage]] = [
+    ("chat", {**CHAT, "num_search_queries": 1.5}, usage(100, None, None, 5)),
+    (
+        "chat",
+        {**CHAT, "prompt_tokens_details": {"image_tokens": -1, "video_tokens": 3, "cached_tokens": 40}},
+        usage(60, 40, None, 5, apart={"input_video": 3}),
+    ),
+    ("chat", {**CHAT, "completion_tokens_details": {"audio_tokens": "2"}}, usage(100, None, None, 5)),
+    ("responses", {**MESSAGES, "tool_usage": "none"}, usage(100, None, None, 5)),
+    ("responses", {**MESSAGES, "tool_usage": {"web_search": 2}}, usage(100, None, None, 5)),
+    (
+        "gemini",
+        {"promptTokenCount": 1, "candidatesTokenCount": 2, "promptTokensDetails": [{"modality": 1}]},
+        usage(1, None, None, 2),
+    ),
+    ("gemini", {"promptTokenCount": 1, "candidatesTokenCount": 2, "promptTokensDetails": 7}, usage(1, None, None, 2)),
+    ("messages", {**MESSAGES, "server_tool_use": {"web_search_requests": "2"}}, usage(100, None, None, 5)),
+    ("messages", {**MESSAGES, "server_tool_use": []}, usage(100, None, None, 5)),
+    ("messages", {**MESSAGES, "iterations": {"type": "message"}}, usage(100, None, None, 5)),
+    ("messages", {**MESSAGES, "iterations": [7]}, usage(100, None, None, 5)),
+    ("messages", {**MESSAGES, "iterations": [{"type": ["message"], **MESSAGES}]}, usage(100, None, None, 5)),
+    ("messages", {**MESSAGES, "iterations": [{"type": "compaction", "input_tokens": -1}]}, usage(100, None, None, 5)),
+    ("messages", {**MESSAGES, "iterations": [{"type": "compaction", "input_tokens": 9}]}, usage(109, None, None, 5)),
+    (
+        "messages",
+        {**MESSAGES, "iterations": [{"type": "message", "model": {"id": "x"}, **MESSAGES}]},
+        usage(100, None, None, 5),
+    ),
+    (
+        "messages",
+        {**MESSAGES, "iterations": [{"type": "compaction", "model": 1, **MESSAGES}]},
+        usage(200, None, None, 10),
+    ),
+]
+
+
+@pytest.mark.parametrize(("api", "payload", "expected"), ODD_ASIDES)
+def test_what_stands_beside_the_totals_and_makes_no_sense_leaves_an_estimate(
+    api: str, payload: dict[str, Any], expected: Usage
+) -> None:
+    """The totals are what they are; only what may be billed besides is not known."""
+    found = usage_from(api, payload)
+    assert found == expected
+    assert found.unread
+    rates = hosted_rates(None, "m", prices={"input": "1", "cache_read": "1", "output": "1"})
+    assert rates is not None
+    cost = rates.cost(found)
+    assert cost.estimated
+    assert cost.amount == rates.cost(expected).amount
+    assert not rates.cost(expected).estimated
+    assert not usage_from(api, usage_to(api, expected)).unread
+
+
+def test_a_count_that_has_not_come_is_no_odd_one() -> None:
+    """And what else was made for the request does not stand for the answer's own output."""
+    rates = hosted_rates(None, "m", prices={"input": "1", "cache_read": "1", "output": "1"})
+    assert rates is not None
+    for entries in (
+        [],
+        [{"type": "compaction", **MESSAGES}],
+        [{"type": "compaction", "input_tokens": 9}, {"type": "x", **MESSAGES}],
+    ):
+        found = usage_from("messages", {"input_tokens": 100, "iterations": entries})
+        assert found.unread == (len(entries) == 2)
+        assert rates.cost(found).amount is None
 
 
 COUNT = st.integers(0, 10**9)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from cachespec.errors import InputError
 from cachespec.shown import shown
 from cachespec.usage import MEDIA, WEB_SEARCH, is_count
 
+_T = TypeVar("_T")
+
 
 class Fields:
-    """Reads counts out of a vendor's object and remembers where it is, for errors."""
+    """Reads counts out of a vendor's object and remembers where it is, for errors.
 
-    __slots__ = ("_path", "_values")
+    Attributes:
+        unread: what `aside` could not read, anywhere in the object; one list for all that lies in it.
+    """
 
-    def __init__(self, values: object, path: str = "") -> None:
+    __slots__ = ("_path", "_values", "unread")
+
+    def __init__(self, values: object, path: str = "", unread: list[InputError] | None = None) -> None:
         if values is not None and not isinstance(values, Mapping):
             raise InputError(f"must be an object, not {shown(values)}", field=path or "usage")
         self._values: Mapping[str, Any] = values or {}
         self._path = path
+        self.unread: list[InputError] = [] if unread is None else unread
 
     def name(self, key: str) -> str:
         """A field of it, dotted from the root."""
@@ -27,7 +35,15 @@ class Fields:
 
     def inside(self, key: str) -> Fields:
         """An object in it; an empty one where it is absent or null."""
-        return Fields(self._values.get(key), self.name(key))
+        return Fields(self._values.get(key), self.name(key), self.unread)
+
+    def aside(self, read: Callable[[], _T]) -> _T | None:
+        """What `read` reads of it beside the totals, which hold without it: None, and in `unread`, what makes no sense."""
+        try:
+            return read()
+        except InputError as error:
+            self.unread.append(error)
+            return None
 
     def items(self, key: str) -> list[Fields]:
         """The objects of a list in it; none where it is absent or null."""
@@ -36,7 +52,7 @@ class Fields:
             return []
         if isinstance(values, str | bytes) or not isinstance(values, Sequence):
             raise InputError(f"must be a list, not {shown(values)}", field=self.name(key))
-        return [Fields(value, f"{self.name(key)}[{i}]") for i, value in enumerate(values)]
+        return [Fields(value, f"{self.name(key)}[{i}]", self.unread) for i, value in enumerate(values)]
 
     def text(self, key: str) -> str | None:
         """A string; None when absent or null."""
@@ -100,7 +116,7 @@ def part_of(part: int | None, total: int | None, *, part_field: str, total_field
 
 def media_of(details: Fields) -> Mapping[str, int | None]:
     """The tokens that are no text, of the details of one side, as told: no more of them are billed than the side has."""
-    return {medium: details.count(f"{medium}_tokens") for medium in MEDIA}
+    return {medium: details.aside(partial(details.count, f"{medium}_tokens")) for medium in MEDIA}
 
 
 def apart_of(searches: int | None, **sides: Mapping[str, int | None]) -> Mapping[str, int] | None:

@@ -15,6 +15,7 @@ searches, no price of their own       nothing                                   
 media, at their own price             that, as if none of them were read or written                where any was
 sound, no price of its own            text                                                         yes
 images, films, no price of their own  text                                                         no
+what is `unread` in the usage         nothing                                                      yes
 another model, not listed             the one that was asked for                                   yes
 a service tier that is not listed     the standard price (its worst case: unknown)                 yes
 all, in dearer hours, on a weekend    those hours' price [2]_                                      yes
@@ -171,7 +172,7 @@ class TokenRates:
         amount: Decimal | None = _ZERO
         for cost in costs:
             amount = None if amount is None or cost.amount is None else EXACT.add(amount, cost.amount)
-        estimated = amount is not None and any(cost.estimated for cost in costs)
+        estimated = amount is not None and (usage.unread or any(cost.estimated for cost in costs))
         return Cost(amount=amount, estimated=estimated, source=self.source, price_date=costs[0].price_date)
 
     def _of(self, model: str) -> TokenRates | None:
@@ -188,7 +189,7 @@ class TokenRates:
         """The price of one request of a vendor's."""
         standing = self._in_force(billing).standing if at is None else self._prices(_utc(at), billing)
         prices, day = standing.prices, standing.day
-        estimated = bool(standing.unpriced) or not standing.sure
+        estimated = bool(standing.unpriced) or not standing.sure or usage.unread
         total = usage.input_tokens
         if total is None or usage.output is None:
             return Cost(amount=None, estimated=False, source=self.source, price_date=day)

@@ -83,6 +83,8 @@ class Usage:
             part of `input_tokens` or of `output`. None where nothing of it was reported.
         requests: the requests that a vendor made for this one, where it says that they were several: each is of a size of its
             own, by which prices change, and maybe of another model. Together they are this usage; not compared.
+        unread: whether something that may be billed besides, or is part of `requests`, was reported in a form that makes no
+            sense: it is left out, and the cost an estimate; not compared.
 
     A count that nobody reported is None, never 0.
     """
@@ -96,6 +98,7 @@ class Usage:
     accepted: int | None = None
     apart: Mapping[str, int] | None = None
     requests: tuple[Made, ...] = field(default=(), compare=False, repr=False)
+    unread: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for value, name in zip(_COUNTS(self), _COUNTED, strict=True):

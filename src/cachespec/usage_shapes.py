@@ -16,7 +16,8 @@ cohere     billed_units          not reported                not reported
 =========  ====================  ==========================  ====================================================
 
 A count that is absent or null is None, never 0. A count that is no whole number from 0 to 2^53 - 1, a part that is larger
-than its total, and parts without their total are an `InputError` that names the field. Everything else in the object (a
+than its total, and parts without their total are an `InputError` that names the field. What lies beside the totals (searches,
+media, `iterations`) and makes no sense is left out instead, and `Usage.unread` says so. Everything else in the object (a
 vendor's own `cost`, its grand total) is passed over.
 """
 
@@ -24,13 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from cachespec._counts import Fields, added, apart_of, exclusive, first, inclusive, media_of, named, part_of
 from cachespec.errors import InputError
 from cachespec.usage import MEDIA, WEB_SEARCH, Made, Usage
 
-_Convert = TypeVar("_Convert", Callable[[Mapping[str, Any]], Usage], Callable[[Usage], dict[str, Any]])
+_Convert = TypeVar("_Convert", Callable[[Fields], Usage], Callable[[Usage], dict[str, Any]])
 APIS = ("chat", "responses", "messages", "converse", "gemini", "cohere")
 BILLING = ("service_tier", "speed", "inference_geo")
 """What a price depends on beside the counts, as a request asks for it, and an answer says it was served."""
@@ -38,7 +40,9 @@ BILLING = ("service_tier", "speed", "inference_geo")
 
 def usage_from(api: str, payload: Mapping[str, Any]) -> Usage:
     """Convert a vendor's usage object; `api` is one of `APIS`. Raises InputError naming the field."""
-    return _pick(_FROM, api)(payload)
+    fields = Fields(payload)
+    usage = _pick(_FROM, api)(fields)
+    return replace(usage, unread=True) if fields.unread else usage
 
 
 def usage_to(api: str, usage: Usage) -> dict[str, Any]:
@@ -74,7 +78,7 @@ def _pick(table: Mapping[str, _Convert], api: str) -> _Convert:
     return table[api]
 
 
-def usage_from_chat(payload: Mapping[str, Any]) -> Usage:
+def usage_from_chat(fields: Fields) -> Usage:
     """Chat Completions, and servers that speak it (DeepSeek's hit and miss counts, a bare ``cached_tokens``).
 
     Searches are Perplexity's queries, or xAI's sources.
@@ -83,7 +87,6 @@ def usage_from_chat(payload: Mapping[str, Any]) -> Usage:
     output; tokens counted as read *and* as written (OpenRouter for Gemini, where one request does both) count once, as
     written, which is the dearer.
     """
-    fields = Fields(payload)
     details = fields.inside("prompt_tokens_details")
     hit, miss = fields.count("prompt_cache_hit_tokens"), fields.count("prompt_cache_miss_tokens")
     total = first(fields.count("prompt_tokens"), None if hit is None or miss is None else hit + miss)
@@ -105,7 +108,7 @@ def usage_from_chat(payload: Mapping[str, Any]) -> Usage:
     if reasoning and output is not None and total is not None and everything == total + output + reasoning:
         output += reasoning
     part_of(reasoning, output, part_field="completion_tokens_details.reasoning_tokens", total_field="completion_tokens")
-    searches = first(fields.count("num_search_queries"), fields.count("num_sources_used"))
+    searches = fields.aside(lambda: first(fields.count("num_search_queries"), fields.count("num_sources_used")))
     apart = apart_of(searches, input=media_of(details), output=media_of(fields.inside("completion_tokens_details")))
     return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning, apart=apart)
 
@@ -122,12 +125,11 @@ def usage_to_chat(usage: Usage) -> dict[str, Any]:
     return _with_searches(result, usage, "num_search_queries")
 
 
-def usage_from_responses(payload: Mapping[str, Any]) -> Usage:
+def usage_from_responses(fields: Fields) -> Usage:
     """OpenAI Responses. Written tokens that the lifetime split does not cover are ``"30m"``.
 
     The response's `tool_usage` may be in it, from beside it: there are the searches.
     """
-    fields = Fields(payload)
     details = fields.inside("input_tokens_details")
     split = details.inside("cache_write_tokens_details")
     short, long = split.count("ttl_30m_tokens"), split.count("ttl_12h_tokens")
@@ -147,7 +149,7 @@ def usage_from_responses(payload: Mapping[str, Any]) -> Usage:
     output = fields.count("output_tokens")
     reasoning = fields.inside("output_tokens_details").count("reasoning_tokens")
     part_of(reasoning, output, part_field="output_tokens_details.reasoning_tokens", total_field="output_tokens")
-    apart = apart_of(fields.inside("tool_usage").inside("web_search").count("num_requests"))
+    apart = apart_of(fields.aside(lambda: fields.inside("tool_usage").inside("web_search").count("num_requests")))
     return Usage(uncached=uncached, cache_read=read, cache_write=writes, output=output, reasoning=reasoning, apart=apart)
 
 
@@ -187,26 +189,39 @@ def _inclusive_object(usage: Usage, details: Mapping[str, Any], names: tuple[str
     return result
 
 
-def usage_from_messages(payload: Mapping[str, Any]) -> Usage:
+def usage_from_messages(fields: Fields) -> Usage:
     """Anthropic Messages (beta iterations too): `input_tokens` lies beside reads and writes.
 
     Entries under `iterations` whose type is not ``message`` (a compaction) lie outside the top-level totals, are billed,
-    and are added here. Those that are messages are the requests which the totals add up, where they do.
+    and are added here. Those that are messages are the requests which the totals add up, where they do. What cannot be told
+    request by request, for one lacks a count, is told as a sum.
     """
-    fields = Fields(payload)
-    top = replace(_messages_part(fields), apart=apart_of(fields.inside("server_tool_use").count("web_search_requests")))
+    searches = fields.aside(lambda: fields.inside("server_tool_use").count("web_search_requests"))
+    top = replace(_messages_part(fields), apart=apart_of(searches))
     inside: list[Made] = []
     outside: list[Made] = []
-    for entry in fields.items("iterations"):
-        made = Made(usage=_messages_part(entry), model=entry.text("model"))
-        (inside if entry.text("type") == "message" else outside).append(made)
+    for entry in fields.aside(lambda: fields.items("iterations")) or ():
+        if read := entry.aside(partial(_iteration, entry)):
+            kind, made = read
+            (inside if kind == "message" else outside).append(made)
     whole = _sum([top, *(made.usage for made in outside)])
-    if inside and _counts(_sum(made.usage for made in inside)) == _counts(top):
+    if inside and all(map(_told, inside)) and _counts(_sum(made.usage for made in inside)) == _counts(top):
         inside[0] = replace(inside[0], usage=replace(inside[0].usage, apart=top.apart))
     else:
         inside = [Made(usage=top)]
-    made_for_it = (*inside, *outside)
-    return replace(whole, apart=top.apart, requests=made_for_it if len(made_for_it) > 1 else ())
+    told, made_for_it = all(map(_told, outside)), (*inside, *outside)
+    # Where the answer itself lacks a count, no sum stands for it: there is no cost.
+    requests = made_for_it if len(made_for_it) > 1 and (told or not _told(Made(usage=top))) else ()
+    return replace(whole, apart=top.apart, requests=requests, unread=not told)
+
+
+def _iteration(entry: Fields) -> tuple[str | None, Made]:
+    return entry.text("type"), Made(usage=_messages_part(entry), model=entry.aside(lambda: entry.text("model")))
+
+
+def _told(made: Made) -> bool:
+    """Whether both of its sides are counted."""
+    return made.usage.uncached is not None and made.usage.output is not None
 
 
 def _sum(parts: Iterable[Usage]) -> Usage:
@@ -273,9 +288,8 @@ def usage_to_messages(usage: Usage) -> dict[str, Any]:
     return _with_searches(result, usage, "server_tool_use", "web_search_requests")
 
 
-def usage_from_converse(payload: Mapping[str, Any]) -> Usage:
+def usage_from_converse(fields: Fields) -> Usage:
     """Bedrock Converse: `inputTokens` lies beside reads and writes."""
-    fields = Fields(payload)
     split: dict[str, int | None] = {}
     for entry in fields.items("cacheDetails"):
         ttl, count = entry.text("ttl"), entry.count("inputTokens")
@@ -311,12 +325,11 @@ def usage_to_converse(usage: Usage) -> dict[str, Any]:
     return result
 
 
-def usage_from_gemini(payload: Mapping[str, Any]) -> Usage:
+def usage_from_gemini(fields: Fields) -> Usage:
     """Gemini `usageMetadata`. Tool-use prompt tokens lie beside `promptTokenCount`; thoughts beside the candidates.
 
     The vendor leaves zero counts out, so an absent candidate count is taken from `totalTokenCount` where there is one.
     """
-    fields = Fields(payload)
     prompt, tools = fields.count("promptTokenCount"), fields.count("toolUsePromptTokenCount")
     if prompt is None and tools is not None:
         raise InputError("missing, though toolUsePromptTokenCount is reported", field="promptTokenCount")
@@ -344,11 +357,12 @@ def usage_from_gemini(payload: Mapping[str, Any]) -> Usage:
 def _modalities(fields: Fields, *keys: str) -> Mapping[str, int | None]:
     """Gemini's tokens by modality, those that are no text. A document is read as its pages' images."""
     found: dict[str, int | None] = {}
-    for entry in (entry for key in keys for entry in fields.items(key)):
-        kind = (entry.text("modality") or "").lower()
+    lists = [fields.aside(partial(fields.items, key)) or () for key in keys]
+    for entry in (entry for entries in lists for entry in entries):
+        kind = (entry.aside(partial(entry.text, "modality")) or "").lower()
         medium = "image" if kind == "document" else kind
         if medium in MEDIA:
-            found[medium] = added(found.get(medium), entry.count("tokenCount"))
+            found[medium] = added(found.get(medium), entry.aside(partial(entry.count, "tokenCount")))
     return found
 
 
@@ -373,12 +387,12 @@ def usage_to_gemini(usage: Usage) -> dict[str, Any]:
     return result
 
 
-def usage_from_cohere(payload: Mapping[str, Any]) -> Usage:
+def usage_from_cohere(fields: Fields) -> Usage:
     """Cohere: `billed_units` are what is billed. Its `tokens` and `cached_tokens` count the whole rendered prompt.
 
     The vendor's schema has numbers, so ``12.0`` is taken as 12.
     """
-    billed = Fields(payload).inside("billed_units")
+    billed = fields.inside("billed_units")
     return Usage(
         uncached=billed.count("input_tokens", integral_float=True),
         cache_read=None,
@@ -394,7 +408,7 @@ def usage_to_cohere(usage: Usage) -> dict[str, Any]:
     return {"billed_units": known} if known else {}
 
 
-_FROM: Mapping[str, Callable[[Mapping[str, Any]], Usage]] = {
+_FROM: Mapping[str, Callable[[Fields], Usage]] = {
     "chat": usage_from_chat,
     "responses": usage_from_responses,
     "messages": usage_from_messages,
