@@ -16,6 +16,7 @@ media, at their own price             that, as if none of them were read or writ
 sound, no price of its own            text                                                         yes
 images, films, no price of their own  text                                                         no
 what is `unread` in the usage         nothing                                                      yes
+a release of the model, not listed    the model                                                    no
 another model, not listed             the one that was asked for                                   yes
 a service tier that is not listed     the standard price (its worst case: unknown)                 yes
 all, in dearer hours, on a weekend    those hours' price [2]_                                      yes

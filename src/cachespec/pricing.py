@@ -31,6 +31,8 @@ __all__ = ["HourlyRates", "Rates", "TokenRates", "hosted_rates", "local_rates"]
 
 _LONGEST = 40  # characters of an amount
 _TINY = Decimal("1e-12")
+_RELEASE = r"[-@](?:20\d\d-?[01]\d-?[0-3]\d|[01]\d-?[0-3]\d|2\d[01]\d)"
+"""How vendors date a release: 2026-04-01, 20260401, 04-01 or 0401, or 2604 without a day."""
 _SILENT_VENDORS = ("google", "gemini", "vertex", "cohere")
 
 
@@ -125,23 +127,30 @@ def hosted_rates(
     replaces the whole price list (USD per million tokens, as strings): ``{input, cache_read, cache_write: {ttl: price},
     output}``. Raises ConfigError for a wrong `prices`. Loads genai-prices, only when `prices` is None.
     """
-    vendor = provider or ""
     if prices is not None:
         rates = TokenRates(source=OVERRIDE, price_date=None, lists=(PriceList(prices=_price_list(prices, "prices")),))
-    else:
-        from cachespec._price_table import table_rates
+        return replace(rates, silent_reads=_silent(provider or ""))
+    from cachespec._price_table import table_rates
 
-        found = table_rates(provider, model, base_url)
-        if found is None:
-            return None
-        vendor, rates = found
-        rates = replace(rates, others=partial(_of_model, vendor))
-    return replace(rates, silent_reads=vendor.lower().startswith(_SILENT_VENDORS))
+    found = table_rates(provider, model, base_url)
+    if found is None:
+        return None
+    vendor, rates = found
+    rates = replace(rates, silent_reads=_silent(vendor))
+    return replace(rates, others=partial(_of_answered, vendor, model, rates))
 
 
-def _of_model(vendor: str, model: str) -> TokenRates | None:
-    rates = hosted_rates(vendor, model)
-    return rates if isinstance(rates, TokenRates) else None
+def _silent(vendor: str) -> bool:
+    return vendor.lower().startswith(_SILENT_VENDORS)
+
+
+def _of_answered(vendor: str, model: str, rates: TokenRates, answered: str) -> TokenRates | None:
+    """The prices of the model that answered, by its own name; those of the one that was asked where it is a release of that,
+    or the same with a path before it (``models/gemini-2.5-flash``), which no table can list beforehand."""
+    listed = hosted_rates(vendor, answered)
+    if isinstance(listed, TokenRates):
+        return listed
+    return rates if re.fullmatch(f"(?:.*/)?{re.escape(model)}(?:{_RELEASE})?", answered, re.IGNORECASE) else None
 
 
 def local_rates(cost: Mapping[str, Any] | str | None) -> Rates | None:
