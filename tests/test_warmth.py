@@ -104,6 +104,18 @@ def test_what_is_dumped_is_loaded_below_what_is_known() -> None:
     ]
 
 
+def test_what_is_renewed_or_dropped_while_it_is_dumped() -> None:
+    old, new = Warmth(), Warmth()
+    for key in KEYS[:3]:
+        old.put(HERE, key, entry())
+    pieces = old.pieces()
+    begun = next(pieces)
+    old.put(HERE, KEYS[0], Entry("1h", 5, 1.0, 3601.0))  # a lifetime that no entry had
+    old.drop(HERE, KEYS[1])
+    new.load(begun + b"".join(pieces), now=200.0)
+    assert [new.get(HERE, key) for key in KEYS[:3]] == [entry(), None, entry()]
+
+
 def test_a_load_keeps_to_the_bound() -> None:
     old, new = Warmth(), Warmth(most=10)
     for key in KEYS:

@@ -124,12 +124,14 @@ class Warmth:
             del self._held[scope]
 
     def pieces(self) -> Iterator[bytes]:
-        """`dump` in pieces (`cachespec.pieces`): 50 bytes an entry, the longest unused first."""
+        """`dump` in pieces (`cachespec.pieces`): 50 bytes an entry, the longest unused first. Entries are written as they are
+        now, since the names of their lifetimes are, and left out if they are dropped before their piece is made."""
         entries = self._entries
-        keys = list(entries)
+        keys, rows = list(entries), list(entries.values())
         yield _HEAD + "\t".join(self._names).encode() + b"\n"
         for start in range(0, len(keys), _PIECE):
-            yield b"".join([key + entries[key] for key in keys[start : start + _PIECE] if key in entries])
+            some = zip(keys[start : start + _PIECE], rows[start : start + _PIECE], strict=True)
+            yield b"".join([key + row for key, row in some if key in entries])
 
     def dump(self) -> bytes:
         """Everything, to be kept across a restart."""
