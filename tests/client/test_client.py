@@ -118,7 +118,7 @@ async def test_when_every_candidate_falls_for_one_cause_its_own_error_is_raised(
         assert "on_unsupported" not in str(caught.value)  # that gives it no tools
     hard = {"budgets": [{"scope": "overall", "limit": "1.00"}]}
     async with Client(backends=backends, models=models, policies=hard) as client:
-        with pytest.raises(PriceUnknownError):
+        with pytest.raises(PriceUnknownError, match="say it with `prices`"):
             await client.complete("Hi")
     assert sum(len(b.requests) for b in backends.values()) == 1
 
