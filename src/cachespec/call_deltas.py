@@ -2,8 +2,8 @@
 
 Calls are keyed by (index, id): a new id on an index in use is a new call, and a delta without an id goes on with the call of
 its index. Some servers send no ids, or send them late, or give every call the same index. There the name tells: before any
-argument text it is the next piece of the call's name (or the same name again); after some, another name begins another call,
-and the same name does where the arguments are whole and new ones follow.
+argument text it is the next piece of the call's name (or all of it so far, again); after some, another name begins another
+call, and the same name does where the arguments are whole and new ones follow.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class CallSoFar:
         return name or (self.name if self._again else "")
 
     def add(self, name: str, arguments: str) -> None:
-        if name and name != self.name and not (self._begun and self.name):
-            self.name += name
+        if name and not (self._begun and self.name):
+            self.name = name if name.startswith(self.name) else self.name + name
         self._begun = self._begun or bool(arguments)
         self.texts.append(arguments)
 
