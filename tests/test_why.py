@@ -115,6 +115,18 @@ def test_what_changed_in_the_system_prompt(old: str, new: str, kind: str) -> Non
         ("30 de noviembre de 2026", "1 de diciembre de 2026"),
         ("30 novembre 2026", "1er décembre 2026"),
         ("30 ноября 2026", "1 декабря 2026"),
+        ("Januar 2026", "Februar 2026"),
+        ("septembre 2026", "octobre 2026"),
+        ("novembro de 2026", "janeiro de 2027"),
+        ("30Nov 2026", "30Dec 2026"),
+        ("30 NOV 2026", "1 DEC 2026"),
+        ("30. marraskuuta 2026", "1. joulukuuta 2026"),
+        ("30 listopada 2026", "1 grudnia 2026"),
+        ("30 d’abril de 2026", "1 de maig de 2026"),
+        ("30 Νοεμβρίου 2026", "1 Δεκεμβρίου 2026"),
+        ("30 नवंबर 2026", "1 दिसंबर 2026"),
+        ("30 نوفمبر 2026", "1 ديسمبر 2026"),
+        ("Thurs", "Friday"),
     ],
 )
 def test_b14_a_date_is_one_in_every_form(old: str, new: str) -> None:
@@ -131,6 +143,10 @@ def test_b14_a_date_is_one_in_every_form(old: str, new: str) -> None:
         ("part 120261130", "part 120261131", "identifier"),  # in a longer number
         ("item 12 of 40", "item 13 of 40", "identifier"),
         ("12 red apples", "12 green apples", "edited"),
+        ("5 apples 2001", "6 pears 2001", "edited"),  # no months
+        ("12 items 2024", "13 items 2024", "identifier"),
+        ("Octopus 2024", "Octagon 2024", "edited"),
+        ("Money", "Monkeys", "edited"),
     ],
 )
 def test_b14_a_number_is_no_date(old: str, new: str, kind: str) -> None:

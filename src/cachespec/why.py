@@ -24,12 +24,35 @@ AROUND = 40
 """Characters shown of each side, at most."""
 _LEAD = 12  # of them before the difference
 
-_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
-_DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
+_MONTH = (
+    r"(?<![A-Za-z])(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?"
+    r"|Aug(?:ust)?|Sep(?:t|tember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
+)
+_DAY = r"(?<![A-Za-z])(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs?)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
 _CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AaPp]\.?[Mm]\.?)?"
 _ZONE = r"(?:\s?(?:Z|UTC|GMT|[+-]\d{2}:?\d{2}))?"
 _YEAR = r"(?:19|20)\d{2}"
-_NAME = r"[^\W\d_]{3,12}"  # of a month, in any language: what stands between a day and a year
+_MONTHS = """
+jan feb mar apr may jun jul aug sep sept oct nov dec january february march april june july august september october
+november december jän mär mrz mai okt dez januar jänner feber februar märz juni juli oktober dezember janv févr fév avr juil
+août déc janvier février mars avril juin juillet septembre octobre novembre décembre ene abr ago dic enero febrero marzo
+abril mayo junio julio agosto septiembre setiembre octubre noviembre diciembre fev set out janeiro fevereiro março maio
+junho julho setembro outubro novembro dezembro gen mag giu lug ott gennaio febbraio aprile maggio giugno luglio settembre
+ottobre dicembre mrt mei januari februari maart augustus maj marts augusti maret agustus desember gener febrer març maig
+juny juliol agost setembre desembre tammikuuta helmikuuta maaliskuuta huhtikuuta toukokuuta kesäkuuta heinäkuuta elokuuta
+syyskuuta lokakuuta marraskuuta joulukuuta stycznia lutego marca kwietnia maja czerwca lipca sierpnia września października
+listopada grudnia ledna února března dubna května června července srpna září října listopadu prosince januára februára
+apríla mája júna júla augusta septembra októbra novembra decembra siječnja veljače ožujka travnja svibnja lipnja srpnja
+kolovoza rujna studenoga prosinca ianuarie februarie martie aprilie iunie iulie septembrie octombrie noiembrie decembrie
+ocak şubat mart nisan mayıs haziran temmuz ağustos eylül ekim kasım aralık января февраля марта апреля мая июня июля августа
+сентября октября ноября декабря січня лютого березня квітня травня червня липня серпня вересня жовтня листопада грудня
+януари февруари март април май юни юли август септември октомври ноември декември ιανουαρίου φεβρουαρίου μαρτίου απριλίου
+μαΐου ιουνίου ιουλίου αυγούστου σεπτεμβρίου οκτωβρίου νοεμβρίου δεκεμβρίου जनवरी फ़रवरी फरवरी मार्च अप्रैल मई जून जुलाई
+अगस्त सितंबर अक्टूबर नवंबर दिसंबर يناير فبراير مارس أبريل مايو يونيو يوليو أغسطس سبتمبر أكتوبر نوفمبر ديسمبر
+"""
+"""Months as they are named before a year, in some 25 languages. Any word would make a date of "12 items 2024"."""
+_OF_YEAR = rf"\.?,? (?:de )?{_YEAR}"
+_NAME = rf"(?<![^\W\d_])(?=\S{{2,16}} (?:de )?{_YEAR})(?i:{'|'.join(_MONTHS.split())}){_OF_YEAR}"  # a glance ahead is faster
 _DATE = "|".join(
     (
         rf"(?<!\d){_YEAR}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:[T_ -]?\d{{4}}(?:\d{{2}})?(?:[.,]\d+)?Z?)?(?!\d)",
@@ -38,8 +61,7 @@ _DATE = "|".join(
         r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}",
         r"\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}",
         rf"{_MONTH}\.? \d{{1,2}}(?:st|nd|rd|th)?,? \d{{4}}",
-        rf"\d{{1,2}}(?:\.|er|º|st|nd|rd|th)? (?:de |of )?{_NAME}\.?,? (?:de )?{_YEAR}",
-        rf"{_MONTH}\.?,? {_YEAR}",
+        rf"\d{{1,2}}(?:\.|er|º|st|nd|rd|th)? (?:de |of |d['’])?{_NAME}|{_NAME}",
     )
 )
 _EPOCH = r"\b1\d{9}(?:\d{3})?(?:\.\d+)?\b"
