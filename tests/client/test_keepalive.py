@@ -167,11 +167,12 @@ async def test_what_was_counted_is_told_where_there_is_no_price(vendor: Vendor, 
     assert (warmed.cost, ping.amount, ping.estimated) == (None, None, True)
     assert warmed.usage is not None
     assert warmed.usage == prewarming.usage
-    assert warmed.usage.written == sum(vendor.writes[0].values()) > 2_900
+    assert warmed.usage.written == sum(vendor.writes[0].values())
     (kept,) = [one for one in told if isinstance(one, KeptAlive)]
     assert (kept.read, kept.cost) == (vendor.reads[2], None)
     assert ping.usage is not None
-    assert ping.usage.cache_read == kept.read > 2_900
+    assert ping.usage.cache_read == kept.read
+    assert min(vendor.reads[2], *vendor.writes[0].values()) > 2_900
 
 
 async def test_one_that_is_refused_costs_nothing(vendor: Vendor) -> None:
