@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.backends.decoding import decode, fails, run, say, text, thoughts
+from tests.backends.decoding import decode, decoder, fails, run, say, text, thoughts
 
+from cachespec.assembly import Assembly
 from cachespec.errors import (
     BackendError,
     ContentFilteredError,
@@ -65,6 +66,53 @@ def test_without_an_index_a_new_id_is_a_new_call() -> None:
 
 def test_without_index_and_id_a_name_is_a_new_call() -> None:
     assert tool_events([call(None, None, "f", "{}"), call(None, "", "g", "{}")]) == [(0, "", "f", "{}"), (1, "", "g", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("tools", "names", "expected"),
+    [
+        (["f", "g"], ["f", "g", "f"], ["f", "g", "f"]),
+        (["f", "get_time"], ["f", "get_", "time"], ["f", "get_time"]),
+        (["f", "g", "fg"], ["f", "g"], ["fg"]),  # one tool, or two: its pieces
+        (["f", "fgh"], ["f", "g", "h"], ["fgh"]),
+        (["f"], ["f", "g"], ["fg"]),  # no tool begins so
+        (["get", "get_time"], ["get", "get_time"], ["get_time"]),
+        ([], ["f", "g"], ["fg"]),
+    ],
+)
+@pytest.mark.parametrize("arguments", [None, "", "{}"])
+def test_the_tools_tell_a_name_from_a_piece_of_one(
+    tools: list[str], names: list[str], expected: list[str], arguments: str | None
+) -> None:
+    """Calls without ids on one index, of which only the last has arguments."""
+    d, whole = decoder("chat"), Assembly(provider=None, model="m")
+    d.tools = tools
+    deltas = [call(0, None, name, "") for name in names] + [call(0, None, None, arguments)]
+    body = say(*(chunk({"tool_calls": [delta]}) for delta in deltas), chunk(reason="tool_calls"), "[DONE]")
+    for event in (*d.feed(body), *d.close()):
+        whole.absorb(event)
+    made = whole.message().tool_calls
+    assert [made_call.name for made_call in made] == expected
+    assert [made_call.arguments for made_call in made] == [*[""] * (len(expected) - 1), arguments or ""]
+    assert len({made_call.id for made_call in made}) == len(made)
+
+
+def test_a_call_that_has_an_id_keeps_it_where_another_takes_its_index() -> None:
+    d = decoder("chat")
+    d.tools = ["f", "g", "h"]
+    deltas = [
+        call(0, "a", "f", ""),
+        call(0, None, "g", ""),
+        call(1, None, "h", ""),
+        call(0, "a", None, "{}"),
+        call(1, None, None, "[]"),
+    ]
+    events = d.feed(say(*(chunk({"tool_calls": [delta]}) for delta in deltas), chunk(reason="tool_calls"), "[DONE]"))
+    whole = Assembly(provider=None, model="m")
+    for event in events:
+        whole.absorb(event)
+    made = [(made.id, made.name, made.arguments) for made in whole.message().tool_calls]
+    assert made == [("a", "f", "{}"), ("call_1", "g", ""), ("call_2", "h", "[]")]
 
 
 def test_argument_text_is_byte_exact_and_objects_become_compact_json() -> None:

@@ -29,6 +29,8 @@ from cachespec.errors import (
     RequestRejectedError,
     ServerError,
 )
+from cachespec.events import ToolCallDelta
+from cachespec.messages import Tool
 
 pytestmark = pytest.mark.anyio
 
@@ -214,6 +216,20 @@ async def test_an_odd_field_of_an_answer_to_a_warming_takes_nothing_from_its_cou
         assert warmed.usage is not None
         assert (warmed.usage.input_tokens, warmed.usage.output) == (3, 0)
         assert warmed.billing == (None if kind is AnthropicBackend else {"service_tier": "flex"})
+
+
+async def test_a_server_that_gives_each_call_the_same_place_is_read_by_the_tools_of_the_request() -> None:
+    calls = [[{"index": 0, "function": {"name": name, "arguments": ""}}] for name in ("start", "stop")]
+    choices = [{"index": 0, "delta": {"tool_calls": each}} for each in calls]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    body = b"".join(b"data: %b\n\n" % json.dumps({"id": "c", "choices": [choice]}).encode() for choice in choices)
+    said = answer("200 OK", body + b"data: [DONE]\n\n", "content-type: text/event-stream")
+    with RawServer(lambda connection, _: connection.sendall(said)) as server:
+        backend = chat(server.url)
+        request = ask(tools=(Tool(name="start"), Tool(name="stop")))
+        events = await read_all(await backend.open(request, Plan(backend="b"), timeout=10))
+        await backend.aclose()
+    assert [(e.index, e.name) for e in events if isinstance(e, ToolCallDelta)] == [(0, "start"), (1, "stop")]
 
 
 async def test_an_answer_that_ends_early_is_a_broken_connection_where_nothing_is_streamed() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from cachespec.backends._halves import Halves, joined
@@ -123,6 +123,7 @@ class EventDecoder(ABC):
         error: set when the answer failed after events of the same bytes; the next `feed` or `close` raises it. Whoever
             waits for more bytes looks here first, for a server may say that it failed and keep the connection open.
         request_id: the answer's own id; whoever knows a better one (a header's) sets it before the first bytes.
+        tools: the names of the request's tools, as far as they are known; whoever knows them sets them before the first bytes.
         held: the beginning of a tool call, kept back by a subclass for what the next event may say of it.
         done: the protocol sent its last word; nothing that matters can follow, even if the connection stays open.
     """
@@ -135,6 +136,7 @@ class EventDecoder(ABC):
         self.request_id: str | None = None
         self.error: BackendError | None = None
         self.done = False
+        self.tools: Collection[str] = ()
         self.held: ToolCallDelta | None = None
         self._sse = SSEDecoder(backend=backend, model=model)
         self._head: bytes | None = b""
@@ -376,7 +378,7 @@ def billing_facts(said: Object, *, items: object = None) -> dict[str, str] | Non
     facts = {key: said[key] for key in BILLING if text_or_none(said.get(key)) and said[key] != "auto"}
     billed = _BILLED if isinstance(said.get("tool_usage"), dict) else (*_BILLED, "web_search_call")
     kinds = [item.get("type") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-    tools = dict.fromkeys(kind for kind in kinds if kind in billed)
+    tools = dict.fromkeys(kind for kind in kinds if isinstance(kind, str) and kind in billed)
     return {**facts, "tools": ", ".join(tools)} if tools else facts or None
 
 

@@ -52,6 +52,7 @@ class ChatDecoder(EventDecoder):
         self._reasoning_field = ""
         self._block = 0
         self._indexes: dict[str, int] = {}
+        self._moved: dict[int, int] = {}  # what a server's index stands for, where it gave two calls the same
         self._calls = Calls()
         self._held_call: CallSoFar | None = None
         self._top = self._last = -1
@@ -160,6 +161,11 @@ class ChatDecoder(EventDecoder):
         index = call.get("index")
         if not isinstance(index, int):
             index = self._derived_index(call_id, name)
+        given = index
+        if given in self._moved:
+            index = self._indexes.get(call_id, self._moved[given])
+        if self._calls.another(index, call_id, name, self.tools):
+            index = self._moved[given] = self._top + 1
         self._last, self._top = index, max(index, self._top)
         if call_id:
             self._indexes[call_id] = index

@@ -215,6 +215,7 @@ class HostedBackend(ABC):
         except (module.APIError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise sdk_error(error, module, backend=self.name, model=self.model, url=self.base_url) from error
         decoder = _DECODER[self._profile.api](backend=self.name, model=self.model, provider=self.provider)
+        decoder.tools = [tool.name for tool in request.tools]
         decoder.request_id = response.headers.get("x-request-id") or response.headers.get("request-id")
         return HostedAttempt(response, decoder, backend=self.name, model=self.model, warnings=rendered.warnings)
 
