@@ -20,6 +20,7 @@ from cachespec.engine.accounts import Outcome
 from cachespec.engine.control import ANCHOR_EVERY, SpeculationControl
 from cachespec.engine.costs import ANCHORS, CalibrationStore, CostModel, cache_folder, calibrate
 from cachespec.engine.drafters.base import Draft
+from cachespec.engine.drafters.hybrid import HybridDrafter
 from cachespec.engine.drafters.suffix import SuffixDrafter
 from cachespec.engine.estimates import DrafterEstimate, RequestEstimate
 from cachespec.engine.runtimes.base import Span
@@ -384,6 +385,36 @@ def test_a_forecast_knows_what_a_draft_model_has_to_read() -> None:
     )
     drive(free, [True] * 9000, 50)
     assert free.forecast(200, 3000) == free.forecast(200)
+
+
+def test_a_hybrids_time_is_that_of_the_part_that_took_it() -> None:
+    """The second is asked and has no guess, so the first's is drafted: what that took is the second's all the same."""
+
+    class Silent(PaperDrafter):
+        def __init__(self, clock: Clock) -> None:
+            super().__init__([], lambda at: 0.5, clock=clock, draft_s=0.004)
+            self.name, self.sources = "silent", ("silent",)
+
+    clock = Clock()
+    first = PaperDrafter([True] * 9000, lambda at: 0.5, clock=clock)
+    control = SpeculationControl(
+        Goodput(), HybridDrafter(first, Silent(clock)), costs=CostModel(table(FLAT)), max_tokens=64, clock=clock
+    )
+    alone = SpeculationControl(Goodput(), first, costs=CostModel(table(FLAT)), max_tokens=64)
+    for each in (control, alone):
+        track, at = each.open([0], sampling=GREEDY, namespace=None, output=4000), 0
+        while at < 2000:
+            (plan,) = each.plan([track], [4000 - at])
+            right = len(plan.draft.tokens)
+            each.settle([track], [plan], [Outcome(right, [1] * (right + 1))], table(FLAT).seconds(1, 1 + right))
+            at += right + 1
+    sources = control.stats().sources
+    assert sources["paper"].accepted > 1000
+    assert sources["paper"].draft_s == 0
+    assert sources["silent"].draft_s == pytest.approx(clock.now)
+    ahead = control.forecast(200, 8000)
+    assert ahead.drafter == "paper"
+    assert ahead == alone.forecast(200, 8000)  # it has no prompt to read
 
 
 def test_forecasts_say_what_is_known() -> None:

@@ -27,13 +27,13 @@ _SAVED_PROBES = 4.0  # probe time that is kept at most beside what has to be rea
 class Plan:
     """What one sequence verifies in a step, and why that much.
 
-    `draft` may be shorter than what was chosen. `computed`: it was not known before, and making it took time; `reading_s` of
-    that went into tokens that its drafter was behind with.
+    `draft` may be shorter than what was chosen. `computed`: the drafter that was asked to compute it, which took time, whoever
+    it is of in the end; None: it was known before. `reading_s` went into tokens that this drafter was behind with.
     """
 
     draft: Draft
     choice: Choice
-    computed: bool = False
+    computed: str | None = None
     reading_s: float = 0.0
 
 
@@ -134,9 +134,9 @@ class Accounts:
             each = max(took - count * self._draft_s.get(name, took / (total + count)), 0.0) / total
             self._read_s[name] = 0.8 * self._read_s.get(name, each) + 0.2 * each
             return [tokens * each for tokens in read]
-        for draft in made if count else ():
+        for hint in before if count else ():  # what a hybrid has to offer instead is another's, the time is not
             each = took / count
-            self._draft_s[draft.source] = 0.8 * self._draft_s.get(draft.source, each) + 0.2 * each
+            self._draft_s[hint.source] = 0.8 * self._draft_s.get(hint.source, each) + 0.2 * each
         return nothing
 
     def settle(self, accounts: Sequence[Account], plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
@@ -151,7 +151,7 @@ class Accounts:
         more = (table.seconds(batch, batch + drafted) - plain) / drafted if drafted else 0.0
         for account, plan, outcome in zip(accounts, plans, outcomes, strict=True):
             draft = plan.draft
-            cost = len(draft.tokens) * (more + (self.drafting_s(draft.source) if plan.computed else 0.0))
+            cost = len(draft.tokens) * (more + (self.drafting_s(plan.computed) if plan.computed else 0.0))
             if plan.choice.length and plan.choice.reason == "eval_required":
                 self.probe_s += cost + plan.reading_s
                 self.purse -= cost + plan.reading_s

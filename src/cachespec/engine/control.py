@@ -204,15 +204,13 @@ class SpeculationControl:
                 track.idle = None if hint.pending else choice
             elif track.shadow is None or (choice.wanted and track.paper is None):
                 track.shadow, track.shadow_at, track.paper = hint, 0, self._accounts.on_paper(len(tracks), choice.wanted)
-        if not drafting:
-            return [
-                Plan(draft=self._empty[hint.source], choice=choice, computed=hint.pending)
-                for choice, hint in zip(choices, hints, strict=True)
-            ]
-        drafts, reading = self._draft(tracks, hints, choices)
+        drafts, reading = [self._empty[hint.source] for hint in hints], dict[int, float]()
+        if drafting:
+            drafts, reading = self._draft(tracks, hints, choices)
+        by = [hint.source if hint.pending else None for hint in hints]
         return [
-            Plan(draft=draft, choice=choice, computed=hint.pending, reading_s=reading.get(i, 0.0))
-            for i, (draft, choice, hint) in enumerate(zip(drafts, choices, hints, strict=True))
+            Plan(draft=draft, choice=choice, computed=by[i], reading_s=reading.get(i, 0.0))
+            for i, (draft, choice) in enumerate(zip(drafts, choices, strict=True))
         ]
 
     def _idle(self, tracks: Sequence[Track], hints: Sequence[Draft]) -> list[Plan] | None:
@@ -271,7 +269,7 @@ class SpeculationControl:
         took, count = self._clock() - began, sum(len(draft.tokens) for draft in made)
         for i, draft in zip(computed, made, strict=True):
             drafts[i] = draft
-            self._time[draft.source] += took * len(draft.tokens) / count if count else took / len(made)
+            self._time[hints[i].source] += took * len(draft.tokens) / count if count else took / len(made)
         much = any(hints[i].behind >= MUCH_BEHIND for i in computed)
         after = drafter.prospects(inner, self._policy.max_length) if much else None
         reading = self._accounts.computed([hints[i] for i in computed], after, made, took)
