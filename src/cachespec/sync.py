@@ -119,7 +119,7 @@ class ResponseStream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if not self._loop.stopped:  # else it was closed with the client
+        if not (self._loop.stopped or self._loop.forked):  # else it was closed with the client, or is another process's
             self._loop.call(self._stream.__aexit__, kind, error, traceback)
 
     def close(self) -> None:

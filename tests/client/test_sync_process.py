@@ -80,3 +80,20 @@ def test_a_forked_process_is_told_and_ends(tmp_path: Path, what: str) -> None:
     first, *child, ended, last = run(SETUP + CHILD, str(tmp_path / "ledger.db"), what)
     assert (first, ended, last) == ("hi", "child 0", "hi")
     assert child == ([told] * 3 if what == "used" else [])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork here")
+def test_a_forked_process_leaves_streams_to_the_other(tmp_path: Path) -> None:
+    code = (
+        SETUP
+        + """
+with client.stream("y") as stream:
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(0)
+    print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    print(stream.get_final_completion().text)
+client.close()
+"""
+    )
+    assert run(code, str(tmp_path / "ledger.db")) == ["hi", "child 0", "hi"]
