@@ -96,4 +96,4 @@ with client.stream("y") as stream:
 client.close()
 """
     )
-    assert run(code, str(tmp_path / "ledger.db")) == ["hi", "child 0", "hi"]
+    assert run(code, str(tmp_path / "ledger.db"), "entered") == ["hi", "child 0", "hi"]
