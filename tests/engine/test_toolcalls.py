@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachespec.engine.toolbodies import ARGS, JSON, KEYED, NAMED, split_object
+from cachespec.engine.toolbodies import ARGS, JSON, KEYED, NAMED, Source, split_object
 from cachespec.engine.toolcalls import FORMATS, HERMES, Piece, PlainText, ToolFormat
 from cachespec.events import TextDelta, ToolCallDelta
 from cachespec.messages import Tool
@@ -43,6 +43,11 @@ def run(form: ToolFormat, text: str, at: list[int]) -> tuple[str, list[tuple[str
     assert [c.index for c in calls] == list(range(len(calls)))
     assert len({c.id for c in calls}) == len(calls)
     return "".join(p.text for p in pieces if isinstance(p, TextDelta)), [(c.name, c.arguments) for c in calls], pieces
+
+
+def text_of(pieces: list[Piece]) -> str:
+    assert all(isinstance(piece, TextDelta) for piece in pieces)
+    return "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
 
 
 def call(arguments: str, name: str = "get_weather", key: str = "arguments") -> str:
@@ -167,6 +172,31 @@ CASES = [
     (CODER, "<tool_call><function=f><parameter=a></parameter></function></tool_call>", "", [("f", '{"a": ""}')]),
     (CODER, "<tool_call><function=f> x</function></tool_call>!", "<tool_call><function=f> x</function></tool_call>!", []),
     (CODER, "<tool_call><function=f></tool_call>", "<tool_call><function=f></tool_call>", []),
+    # A value that was not closed takes neither the text nor the calls behind it along.
+    (
+        GLM,
+        "<tool_call>f<arg_key>a</arg_key><arg_value>x</tool_call>\nSo.\n<tool_call>" + keyed("f", a="y") + "</tool_call>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>x</tool_call>\nSo.",
+        [("f", '{"a": "y"}')],
+    ),
+    (
+        CODER,
+        f"<tool_call>\n<function=f>\n<parameter=a>\nx\n</tool_call>\nSo.\n<tool_call>{named('f', a='y')}</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=a>\nx\n</tool_call>\nSo.",
+        [("f", '{"a": "y"}')],
+    ),
+    (
+        CODER,
+        "<tool_call><function=f>\n<parameter=a>\nx\n<parameter=n>\n3\n</parameter>\n</function></tool_call>",
+        "<tool_call><function=f>\n<parameter=a>\nx\n<parameter=n>\n3\n</parameter>\n</function></tool_call>",
+        [],
+    ),
+    (
+        HERMES,
+        f"<tool_call>\n{call('{}')}\n<tool_call>\n{call(ODD, 'f')}\n</tool_call>",
+        f"<tool_call>\n{call('{}')}",
+        [("f", ODD)],
+    ),
 ]
 
 
@@ -194,11 +224,95 @@ def test_text_without_calls_comes_through_unchanged(text: str) -> None:
 def test_broken_calls_are_not_kept_back() -> None:
     parser = HERMES.parser(USABLE)
     assert parser.push('<tool_call>{"a": "</tool_call>') == []  # a string is open: it may go on
-    assert parser.push('"} no call</tool_call>') == [
-        TextDelta('<tool_call>{"a": "</tool_call>'),
-        TextDelta('"} no call</tool_call>'),
-    ]
-    assert parser.push("<tool_call>no</tool_call>") == [TextDelta("<tool_call>no</tool_call>")]
+    assert text_of(parser.push('"} no')) == '<tool_call>{"a": "</tool_call>"} no'
+    assert text_of(parser.push(" call<tool_call>no")) == " call<tool_call>no"
+
+
+UNCLOSED = [
+    (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": "x}}\n</tool_call>'),
+    (HERMES, 'The tag <tool_call> is "opened. And </tool_call> closes.'),
+    (GLM, "<tool_call>f<arg_key>a</arg_key>x</tool_call>"),
+    (GLM, "<tool_call>f<arg_key>a</arg_key><arg_value>x</tool_call>\n<tool_call>f<arg_key>a</arg_key><arg_value>"),
+    (CODER, "<tool_call><function=f><parameter=a>\nx\n</function></tool_call>"),
+    (CODER, "<tool_call><function=f><parameter=a>x</function></tool_call>"),
+    (CODER, "<tool_call><function=f><parameter=a>\nx\n<parameter=n>\n3\n</parameter>\n</function></tool_call>"),
+    (CODER, "<tool_call><function=f><parameter=a>x</tool_call> or <function=f>"),
+]
+
+
+@pytest.mark.parametrize(("form", "broken"), UNCLOSED)
+def test_text_behind_a_broken_call_streams(form: ToolFormat, broken: str) -> None:
+    parser = form.parser(USABLE)
+    shown = text_of([piece for char in broken + " and" for piece in parser.push(char)])
+    if broken.endswith("<arg_value>"):
+        assert shown == broken.rpartition("\n")[0]  # the second may be a call yet
+        return
+    assert shown == broken + " and"
+    assert parser.push(" on") == [TextDelta(" on")]
+
+
+@pytest.mark.parametrize("form", [HERMES, GLM, CODER])
+def test_a_call_that_is_not_all_there_is_text(form: ToolFormat) -> None:
+    """An answer may be cut off anywhere. A call without its closing tag counts only if it shows its own end."""
+    written = {
+        HERMES: call('{"city": "x", "on": true}'),
+        GLM: keyed("get_weather", city="x", on="true"),
+        CODER: named("get_weather", city="x", on="true"),
+    }[form]
+    whole = f"<tool_call>{written}</tool_call>"
+    for end in range(len("<tool_call>") + 1, len(whole)):
+        text, calls, _ = run(form, whole[:end], [])
+        if calls:
+            assert form is not GLM
+            assert (text, len(calls)) == ("", 1)
+            assert json.loads(calls[0][1]) == {"city": "x", "on": True}
+        else:
+            assert text == whole[:end]
+    assert run(form, whole, [])[1]
+    assert bool(run(form, whole.removesuffix("</tool_call>"), [])[1]) == (form is not GLM)
+
+
+def test_the_beginning_of_a_name_is_no_call() -> None:
+    usable = (Tool(name="get"), Tool(name="get_weather"))
+    parser = GLM.parser(usable)
+    assert text_of(parser.push("<tool_call>get") + parser.finish()) == "<tool_call>get"
+
+
+@pytest.mark.parametrize(
+    ("form", "segment"),
+    [
+        (HERMES, '<tool_call>{"a": "x</tool_call>'),
+        (HERMES, '<tool_call>{"a": {"</tool_call>'),
+        (GLM, "<tool_call>f<arg_key>a</arg_key><arg_value>x</tool_call>"),
+        (GLM, "<tool_call>f<arg_key>a</tool_call>"),
+        (CODER, "<tool_call><function=f><parameter=a>x</function></tool_call>"),
+        (CODER, "<tool_call><function=f><parameter=a>\nx</function></tool_call>"),
+        (CODER, "<tool_call><function=f></tool_call>"),
+        (ACTIONS, '<|START_ACTION|>[{"a": "x<|END_ACTION|>'),
+    ],
+)
+def test_broken_calls_take_time_linear_in_what_comes(form: ToolFormat, segment: str) -> None:
+    def read(times: int) -> int:
+        """How often a place in the text was moved on from."""
+        moves = 0
+
+        class Counting(Source):
+            __slots__ = ()
+
+            def __setattr__(self, name: str, value: object) -> None:
+                nonlocal moves
+                if name == "at":
+                    moves += max(0, int(str(value)) - getattr(self, "at", 0))
+                super().__setattr__(name, value)
+
+        parser = form.parser(USABLE)
+        parser._source = Counting(form.close)  # type: ignore[attr-defined]
+        text = segment * times
+        pieces = [piece for i in range(0, len(text), 6) for piece in parser.push(text[i : i + 6])] + parser.finish()
+        assert text_of(pieces) == text
+        return moves
+
+    assert read(1000) <= 3 * len(segment) * 1000
 
 
 SCRAPS = [

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 Call: TypeAlias = tuple[str, str]
 """Name and argument text."""
@@ -21,41 +22,165 @@ SPACE: Final = " \t\r\n"
 _BLANK = re.compile(f"[{SPACE}]*")
 
 
+class Source:
+    """The text of an answer, which grows at its end until it is `ended`; `at` is how far it is read.
+
+    `close` closes a call; empty: the end of the answer does.
+    """
+
+    __slots__ = ("at", "close", "ended", "text")
+
+    def __init__(self, close: str = "", text: str = "", *, ended: bool = False) -> None:
+        self.close, self.text, self.at, self.ended = close, text, 0, ended
+
+
+T = TypeVar("T")
+Reading: TypeAlias = Generator[None, None, T]
+"""Reads on in a `Source`, and yields where it has to grow first; never once it is ended."""
+Parse: TypeAlias = Callable[[Source, Schemas], Reading["Sequence[Call] | None"]]
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """One way of writing.
 
     Attributes:
-        read: the calls in a text without white space around it; None when they are not all there is.
-        begins, ends: of a value, whose text may spell out the marker that closes the call. An `ends` that starts with a
-            backslash is none.
+        parse: reads the calls, and behind them what closes them. None as soon as there can be no call: another may
+            begin in what was read, and then no more than two readers ever look at the same text.
         markers: that it has inside.
     """
 
-    read: Callable[[str, Schemas], Sequence[Call] | None]
-    begins: re.Pattern[str]
-    ends: re.Pattern[str]
+    parse: Parse
     markers: tuple[str, ...] = ()
 
+    def read(self, text: str, schemas: Schemas) -> Sequence[Call] | None:
+        """The calls in a text; None when they are not all there is."""
+        try:
+            next(self.parse(Source(text=text, ended=True), schemas))
+        except StopIteration as stop:
+            calls: Sequence[Call] | None = stop.value
+            return calls
+        raise AssertionError  # pragma: no cover - there is nothing to wait for
 
-def _json(text: str, schemas: Schemas) -> Sequence[Call] | None:
+
+def _run(source: Source, pattern: re.Pattern[str]) -> Reading[str]:
+    """The characters here that are of a kind: the pattern is a class of them, any number of times."""
+    start = source.at
+    while True:
+        found: Any = pattern.match(source.text, source.at)
+        source.at = found.end()
+        if source.at < len(source.text) or source.ended:
+            return source.text[start : source.at]
+        yield
+
+
+def _next(source: Source) -> Reading[str]:
+    """The character here; empty at the end."""
+    while source.at == len(source.text) and not source.ended:
+        yield
+    return source.text[source.at : source.at + 1]
+
+
+def _word(source: Source, *words: str) -> Reading[str]:
+    """Which of these stands behind the white space here, and past it; empty: none does."""
+    yield from _run(source, _BLANK)
+    longest = max(map(len, words))
+    while True:
+        rest = source.text[source.at : source.at + longest]
+        for word in words:
+            if rest.startswith(word):
+                source.at += len(word)
+                return word
+        if source.ended or not any(word.startswith(rest) for word in words):
+            return ""
+        yield
+
+
+def _over(source: Source, *, whole: bool) -> Reading[bool]:
+    """Whether the call is closed here. `whole`: what was read shows its own end, so what closes it may be cut off."""
+    yield from _run(source, _BLANK)
+    if source.close and (yield from _word(source, source.close)):
+        return True
+    rest = source.text[source.at : source.at + len(source.close) + 1]
+    if not (whole and source.ended and source.close.startswith(rest)):
+        return False
+    source.at += len(rest)
+    return True
+
+
+_BETWEEN = re.compile(f"[{SPACE};,]*")
+
+
+def _json(source: Source, schemas: Schemas) -> Reading[Sequence[Call] | None]:
     """An object, several in a row, or a list of them."""
-    if text.startswith("["):
-        if not text.endswith("]"):
-            return None
-        text = text[1:-1].strip(SPACE)
     calls: list[Call] = []
-    at = 0
-    while at < len(text):
-        members = split_object(text, at)
+    listed = bool((yield from _word(source, "[")))
+    while True:
+        yield from _run(source, _BETWEEN if calls else _BLANK)
+        if (yield from _next(source)) != "{":
+            break
+        start = source.at
+        members = split_object(source.text, start) if (yield from _object(source)) else None
         call = None if members is None else _member_call(members[0])
-        if members is None or call is None:
+        if call is None:
             return None
         calls.append(call)
-        at = members[1]
-        while at < len(text) and text[at] in " \t\r\n;,":
-            at += 1
-    return calls or None
+    if not calls or (listed and not (yield from _word(source, "]"))):
+        return None
+    return calls if (yield from _over(source, whole=True)) else None
+
+
+_PLAIN, _BARE, _ESCAPED = re.compile(r'[^"\\\x00-\x1f]*'), re.compile(r"[-+.\w]*"), frozenset('"\\/bfnrtu')
+
+
+def _object(source: Source) -> Reading[bool]:
+    """Past the JSON object here, whose words and numbers are not looked at; false once it can be none."""
+    closers: list[str] = []
+    expected = "value"
+    fresh = False  # a list or an object was just opened
+    while True:
+        yield from _run(source, _BLANK)
+        char = yield from _next(source)
+        if closers and char == closers[-1] and (fresh or expected == ","):
+            source.at += 1
+            closers.pop()
+            if not closers:
+                return True
+            expected, fresh = ",", False
+            continue
+        opened = False
+        if expected in ",:":
+            if char != expected:
+                return False
+            source.at += 1
+            expected = "value" if expected == ":" or closers[-1] == "]" else "key"
+        elif char == '"':
+            if not (yield from _string_end(source)):
+                return False
+            expected = ":" if expected == "key" else ","
+        elif expected == "value" and char and char in "{[":
+            source.at += 1
+            closers.append("}" if char == "{" else "]")
+            expected, opened = "key" if char == "{" else "value", True
+        elif expected == "value" and (yield from _run(source, _BARE)):
+            expected = ","
+        else:
+            return False
+        fresh = opened
+
+
+def _string_end(source: Source) -> Reading[bool]:
+    """Past the JSON string here; false once it can be none: a line break is written as an escape."""
+    source.at += 1
+    while True:
+        yield from _run(source, _PLAIN)
+        char = yield from _next(source)
+        source.at += 1
+        if char != "\\":
+            return char == '"'
+        if (yield from _next(source)) not in _ESCAPED:
+            return False
+        source.at += 1
 
 
 def _member_call(members: Mapping[str, str]) -> Call | None:
@@ -103,63 +228,108 @@ def split_object(text: str, at: int) -> tuple[dict[str, str], int] | None:
         return None
 
 
-_ARGS = re.compile(r"(?:\[TOOL_CALLS\])?\s*([^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?\[ARGS\]\s*")
+_LABEL = re.compile(r"[^\s\[\]{}]*")
 
 
-def _args(text: str, schemas: Schemas) -> Sequence[Call] | None:
+def _args(source: Source, schemas: Schemas) -> Reading[Sequence[Call] | None]:
     """Name, marker, object; the next likewise."""
     calls: list[Call] = []
-    at = 0
-    while at < len(text):
-        head = _ARGS.match(text, at)
-        found = None if head is None else split_object(text, head.end())
-        if head is None or found is None:
+    while True:
+        yield from _word(source, "[TOOL_CALLS]")
+        yield from _run(source, _BLANK)
+        name = yield from _run(source, _LABEL)
+        if not name:
+            break
+        if (yield from _word(source, "[CALL_ID]")):
+            yield from _run(source, _LABEL)
+        if not (yield from _word(source, "[ARGS]")):
             return None
-        calls.append((head[1], text[head.end() : found[1]]))
-        blank: Any = _BLANK.match(text, found[1])
-        at = blank.end()
-    return calls or None
+        yield from _run(source, _BLANK)
+        start = source.at
+        if (yield from _next(source)) != "{" or not (yield from _object(source)) or split_object(source.text, start) is None:
+            return None
+        calls.append((name, source.text[start : source.at]))
+    return calls if calls and (yield from _over(source, whole=True)) else None
 
 
-_KEYED_NAME = re.compile(r"([^\s<>]+)\s*")
-_KEYED = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+_KEYED_NAME, _KEY = re.compile(r"[^\s<>]*"), re.compile("[^<>]*")
+_KEYED_ENDS = re.compile("</arg_value>|<arg_value>")
 
 
-def _keyed(text: str, schemas: Schemas) -> Sequence[Call] | None:
-    """The name, then each argument's key and value. A name alone is a call only if there is such a tool."""
-    name = _KEYED_NAME.match(text)
-    if name is None or (name.end() == len(text) and name[1] not in schemas):
+def _keyed(source: Source, schemas: Schemas) -> Reading[Sequence[Call] | None]:
+    """The name, then each argument's key and value. A name alone is a call only if there is such a tool.
+
+    Nothing but the closing marker tells that an argument or a letter of the name is not still to come.
+    """
+    yield from _run(source, _BLANK)
+    name = yield from _run(source, _KEYED_NAME)
+    pairs: list[tuple[str, str]] = []
+    while name and (yield from _word(source, "<arg_key>")):
+        key = yield from _run(source, _KEY)
+        if not (yield from _word(source, "</arg_key>")) or not (yield from _word(source, "<arg_value>")):
+            return None
+        value = yield from _until(source, _KEYED_ENDS, "</arg_value>")
+        if value is None:
+            return None
+        pairs.append((key, value))
+    if not name or not (pairs or name in schemas) or not (yield from _over(source, whole=False)):
         return None
-    return _pairs(name[1], _KEYED, text[name.end() :], schemas)
+    return [_call(name, pairs, schemas)]
 
 
-_NAMED_HEAD, _NAMED_TAIL = re.compile(r"<function=([^>\n]+)>\s*"), "</function>"
-_NAMED = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>\s*", re.DOTALL)
+_TITLE = re.compile(r"[^>\n]*")
+_NAMED_INLINE = re.compile("</parameter>|<parameter=|</function>|<function=")
+_NAMED_LINES = re.compile("</parameter>|\n<parameter=|\n</function>|<function=")
 
 
-def _named(text: str, schemas: Schemas) -> Sequence[Call] | None:
+def _named(source: Source, schemas: Schemas) -> Reading[Sequence[Call] | None]:
     """A function with its name, and in it parameters with theirs; their values may stand on lines of their own."""
-    head = _NAMED_HEAD.match(text)
-    if head is None or not text.endswith(_NAMED_TAIL):
-        return None
-    return _pairs(head[1], _NAMED, text[head.end() : -len(_NAMED_TAIL)], schemas)
-
-
-def _pairs(name: str, pair: re.Pattern[str], text: str, schemas: Schemas) -> Sequence[Call] | None:
-    properties = schemas.get(name, {}).get("properties")
-    members: list[str] = []
-    at = 0
-    while at < len(text):
-        found = pair.match(text, at)
-        if found is None:
+    name = (yield from _title(source)) if (yield from _word(source, "<function=")) else ""
+    pairs: list[tuple[str, str]] = []
+    while name and (yield from _word(source, "<parameter=")):
+        key = yield from _title(source)
+        lines = (yield from _next(source)) == "\n"
+        value = (yield from _until(source, _NAMED_LINES if lines else _NAMED_INLINE, "</parameter>")) if key else None
+        if value is None:
             return None
-        key, value = found[1], found[2]
-        if pair is _NAMED and value[:1] == "\n" == value[-1:]:
-            value = value[1:-1]
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        members.append(f"{_string(key)}: {_value(value, _types(schema))}")
-        at = found.end()
-    return [(name, f"{{{', '.join(members)}}}")]
+        pairs.append((key, value[1:-1] if lines and len(value) > 1 and value[-1] == "\n" else value))
+    if not name or not (yield from _word(source, "</function>")) or not (yield from _over(source, whole=True)):
+        return None
+    return [_call(name, pairs, schemas)]
+
+
+def _title(source: Source) -> Reading[str]:
+    """A name and the bracket behind it; empty: there is none."""
+    name = yield from _run(source, _TITLE)
+    if (yield from _next(source)) != ">":
+        return ""
+    source.at += 1
+    return name
+
+
+def _until(source: Source, ends: re.Pattern[str], end: str) -> Reading[str | None]:
+    """A value up to its end, and past that; None: it was not closed before what cannot be in it.
+
+    Whatever comes before every value is among that, so a value that is not closed does not hide a later call.
+    """
+    start = source.at
+    while True:
+        found = ends.search(source.text, source.at)
+        if found is not None:
+            source.at = found.end()
+            return source.text[start : found.start()] if found[0] == end else None
+        source.at = max(source.at, len(source.text) - len(end) + 1)
+        if source.ended:
+            return None
+        yield
+
+
+def _call(name: str, pairs: Sequence[tuple[str, str]], schemas: Schemas) -> Call:
+    schema = schemas.get(name, {})
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, Mapping) else {}
+    members = [f"{_string(key)}: {_value(value, _types(known.get(key), schema))}" for key, value in pairs]
+    return name, f"{{{', '.join(members)}}}"
 
 
 def _string(text: str) -> str:
@@ -184,8 +354,8 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)  # NaN is no JSON
 
 
-def _types(schema: Any) -> frozenset[str]:
-    """The types that a schema allows; empty when it does not say."""
+def _types(schema: Any, root: Mapping[str, Any], met: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The types that a schema allows, references resolved in `root`; empty when it does not say."""
     if not isinstance(schema, Mapping):
         return frozenset()
     named = schema.get("type")
@@ -197,11 +367,29 @@ def _types(schema: Any) -> frozenset[str]:
         return frozenset({_kind(schema["const"])})
     if isinstance(schema.get("enum"), list | tuple):
         return frozenset(map(_kind, schema["enum"]))
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in met:
+        found = _types(_referred(reference, root), root, met | {reference})
+        if found:
+            return found
     for several in (schema.get("anyOf"), schema.get("oneOf")):
         if isinstance(several, list | tuple):
-            each = [_types(one) for one in several]
+            each = [_types(one, root, met) for one in several]
             return frozenset().union(*each) if all(each) else frozenset()
-    return frozenset()
+    every = schema.get("allOf")
+    said = [_types(one, root, met) for one in every] if isinstance(every, list | tuple) else []
+    # A number may be an integer.
+    wide = [one | {"integer"} if "number" in one else one for one in said if one]
+    return frozenset.intersection(*wide) if wide else frozenset()
+
+
+def _referred(reference: str, root: Any) -> Any:
+    """What a JSON pointer of a schema to itself points at (RFC 6901); None: nothing."""
+    if reference[:1] != "#":
+        return None
+    for step in unquote(reference[1:]).split("/")[1:]:
+        root = root.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(root, Mapping) else None
+    return root
 
 
 def _kind(value: Any) -> str:
@@ -209,13 +397,7 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "object")
 
 
-_QUOTE, _QUOTED = re.compile('"'), re.compile(r'\\.|"', re.DOTALL)
-JSON: Final = Body(_json, _QUOTE, _QUOTED)
-ARGS: Final = Body(_args, _QUOTE, _QUOTED, ("[CALL_ID]", "[ARGS]"))
-KEYED: Final = Body(
-    _keyed,
-    re.compile("<arg_value>"),
-    re.compile("</arg_value>"),
-    ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-)
-NAMED: Final = Body(_named, re.compile(r"<parameter=[^>\n]+>"), re.compile("</parameter>"), ("</function>", "</parameter>"))
+JSON: Final = Body(_json)
+ARGS: Final = Body(_args, ("[CALL_ID]", "[ARGS]"))
+KEYED: Final = Body(_keyed, ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"))
+NAMED: Final = Body(_named, ("</function>", "</parameter>"))

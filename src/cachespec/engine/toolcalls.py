@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
 from cachespec.engine.text import overlap
-from cachespec.engine.toolbodies import ARGS, JSON, KEYED, NAMED, SPACE, Body, Call, Schemas
+from cachespec.engine.toolbodies import ARGS, JSON, KEYED, NAMED, SPACE, Body, Call, Reading, Schemas, Source
 from cachespec.events import TextDelta, ToolCallDelta
 from cachespec.messages import Tool
 
@@ -98,100 +98,65 @@ class PlainText:
 class _Tagged:
     """Calls between tags. White space around a call belongs to the format: templates write it back themselves.
 
-    A closing tag inside a value of the call is text of that value, unless there is no call with it so.
+    A call is read as it comes. Once it can be none, its opening tag is text, and what follows is looked at anew.
     """
 
     def __init__(self, form: ToolFormat, schemas: Schemas) -> None:
         self.calls = 0
         self._form, self._schemas = form, schemas
-        self._buffer = ""
-        self._inside = False
+        self._source = Source(form.close)
+        self._reading: Reading[Sequence[Call] | None] | None = None  # of the call that has begun
+        self._start = 0  # of it, behind the opening tag
         self._gap = ""  # white space before it
-        self._begin()
-
-    def _begin(self) -> None:
-        self._searched = 0  # no closing tag begins before here that was not looked at
-        self._values = _Values(self._form.body)
-        self._doubtful: int | None = None  # the first closing tag that is in a value
 
     def push(self, text: str) -> list[Piece]:
-        self._buffer += text
-        return self._take(ended=False)
+        self._source.text += text
+        return self._take()
 
     def finish(self) -> list[Piece]:
-        found = self._take(ended=True)
-        rest, self._buffer = self._buffer, ""
-        if self.calls and not rest.strip(SPACE):
-            return found
-        return found + self._text(rest)
+        self._source.ended = True
+        found = self._take()
+        rest, self._source.text = self._source.text, ""
+        if rest and not (self.calls and not rest.strip(SPACE)):
+            found.append(TextDelta(rest))
+        return found
 
-    def _take(self, *, ended: bool) -> list[Piece]:
+    def _take(self) -> list[Piece]:
         found: list[Piece] = []
-        opening = self._form.open
-        while True:
-            if self._inside:
-                pieces = self._call(ended)
-                if not pieces:
-                    return found
-                found += pieces
+        source, opening = self._source, self._form.open
+        while self._reading is not None or self._opened(found):
+            assert self._reading is not None  # noqa: S101 - it has begun
+            try:
+                next(self._reading)
+            except StopIteration as stop:
+                calls: Sequence[Call] | None = stop.value
+            else:
+                return found  # it may go on
+            self._reading = None
+            if calls is None:
+                source.at = self._start
+                found.append(TextDelta(self._gap + opening))
                 continue
-            start = self._buffer.find(opening)
-            if start >= 0:
-                shown = self._buffer[:start].rstrip(SPACE)
-                found += self._text(shown)
-                self._gap = self._buffer[len(shown) : start]
-                self._buffer = self._buffer[start + len(opening) :]
-                self._inside = True
-                self._begin()
-                continue
-            shown = self._buffer[: len(self._buffer) - overlap(self._buffer, opening)].rstrip(SPACE)
-            found += self._text(shown)
-            self._buffer = self._buffer[len(shown) :]
-            return found
+            first, self.calls = self.calls, self.calls + len(calls)
+            found += [ToolCallDelta(first + i, f"call_{uuid4().hex[:24]}", *call) for i, call in enumerate(calls)]
+        source.text, source.at = source.text[source.at :], 0
+        return found
 
-    def _text(self, text: str) -> list[Piece]:
-        return [TextDelta(text)] if text else []
-
-    def _call(self, ended: bool) -> list[Piece]:
-        """The calls that the buffer begins with, or what are none as the text it is; nothing: it may go on."""
-        closing = self._form.close
-        while True:
-            end = self._buffer.find(closing, self._searched)
-            if end < 0 and not ended:
-                self._searched = max(self._searched, len(self._buffer) - len(closing) + 1)
-                return []
-            if end < 0 or not self._values.open_at(self._buffer, end):
-                break
-            self._doubtful = end if self._doubtful is None else self._doubtful
-            self._searched = end + len(closing)
-        end = len(self._buffer) if end < 0 else end  # the closing tag may have been cut off
-        calls = self._form.body.read(self._buffer[:end].strip(SPACE), self._schemas)
-        if calls is None and self._doubtful is not None:
-            end = self._doubtful
-        body, self._buffer = self._buffer[:end], self._buffer[end:]
-        close = closing if self._buffer else ""
-        self._buffer, self._inside = self._buffer[len(close) :], False
-        if calls is None:
-            return [TextDelta(self._gap + self._form.open + body + close)]
-        first, self.calls = self.calls, self.calls + len(calls)
-        return [ToolCallDelta(first + i, f"call_{uuid4().hex[:24]}", *call) for i, call in enumerate(calls)]
-
-
-class _Values:
-    """Where values begin and end in the body of a call that is still growing."""
-
-    def __init__(self, body: Body) -> None:
-        self._begins, self._ends = body.begins, body.ends
-        self._at, self._open = 0, False
-
-    def open_at(self, text: str, at: int) -> bool:
-        """Whether a value is open there: never before where this was asked last."""
-        while match := (self._ends if self._open else self._begins).search(text, self._at, at):
-            self._at = match.end()
-            if not match[0].startswith("\\"):
-                self._open = not self._open
-        self._at = max(self._at, at - 1)  # the last may be half an escape
-        return self._open
+    def _opened(self, found: list[Piece]) -> bool:
+        """Show the text up to the next call, and begin to read that; false when there is none yet."""
+        source, opening = self._source, self._form.open
+        start = source.text.find(opening, source.at)
+        end = max(source.at, len(source.text) - overlap(source.text, opening)) if start < 0 else start
+        shown = source.text[source.at : end].rstrip(SPACE)
+        if shown:
+            found.append(TextDelta(shown))
+        source.at += len(shown)
+        if start < 0:
+            return False
+        self._gap = source.text[source.at : start]
+        source.at = self._start = start + len(opening)
+        self._reading = self._form.body.parse(source, self._schemas)
+        return True
 
 
 class _Trailing:
