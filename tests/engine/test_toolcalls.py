@@ -24,8 +24,17 @@ PROPERTIES = {
     "same": {"const": "3"},
     "any": {},
     "either": {"oneOf": [{"type": "string"}, {}]},
+    "zip": {"$ref": "#/$defs/a~1b%20c"},
+    "all": {"allOf": [{}, {"type": "string"}]},
+    "both": {"allOf": [{"type": ["number", "null", "string"]}, {"type": ["integer", "null"]}]},
+    "maybe": {"anyOf": [{"$ref": "#/$defs/a~1b%20c"}, {"type": "null"}]},
+    "loop": {"$ref": "#/$defs/loop"},
+    "lost": {"$ref": "#/$defs/none/such"},
+    "far": {"$ref": "https://example.com/zip"},
 }
-USABLE = (Tool(name="get_weather", parameters={"type": "object", "properties": PROPERTIES}), Tool(name="f"))
+DEFS = {"a/b c": {"type": "string"}, "loop": {"allOf": [{"$ref": "#/$defs/loop"}]}}
+WEATHER = {"type": "object", "properties": PROPERTIES, "$defs": DEFS}
+USABLE = (Tool(name="get_weather", parameters=WEATHER), Tool(name="f"))
 ODD = '{"city" : "Zürich\\n\\u00e9",  "n": 1.50, "deep":{"a":[1,2, {}]}, "t":"</tool_call"}'
 
 TAGGED = '{"q": "a </tool_call>, \\\\", "</tool_call>": "\\"</tool_call><tool_call>\\""}'
@@ -407,6 +416,15 @@ def test_calls_are_all_there_is() -> None:
         ("any", '{"a" : 1e5}', '{"a" : 1e5}'),
         ("either", "1", "1"),
         ("unknown", "-0.5", "-0.5"),
+        ("zip", "90210", '"90210"'),
+        ("all", "true", '"true"'),
+        ("both", "3", "3"),
+        ("both", "None", "null"),
+        ("maybe", "90210", '"90210"'),
+        ("maybe", "null", "null"),
+        ("loop", "1", "1"),
+        ("lost", "1", "1"),
+        ("far", "1", "1"),
     ],
 )
 def test_values_without_quotes_are_what_the_schema_says(key: str, text: str, value: str) -> None:

@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
-from urllib.parse import unquote
+
+from cachespec.engine.toolvalues import SPACE, string, value_json
 
 Call: TypeAlias = tuple[str, str]
 """Name and argument text."""
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Of the parameters of the tools that may be called, by name."""
 
-SPACE: Final = " \t\r\n"
 _BLANK = re.compile(f"[{SPACE}]*")
 
 
@@ -328,73 +328,8 @@ def _call(name: str, pairs: Sequence[tuple[str, str]], schemas: Schemas) -> Call
     schema = schemas.get(name, {})
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
-    members = [f"{_string(key)}: {_value(value, _types(known.get(key), schema))}" for key, value in pairs]
+    members = [f"{string(key)}: {value_json(value, known.get(key), schema)}" for key, value in pairs]
     return name, f"{{{', '.join(members)}}}"
-
-
-def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _value(text: str, types: frozenset[str]) -> str:
-    """The JSON that a value without quotes stands for, of one of these types if it can be; no types: any."""
-    bare = text.strip(SPACE)
-    word = {"true": "true", "false": "false", "none": "null", "null": "null"}.get(bare.lower())
-    if word is not None and ("null" if word == "null" else "boolean") in types:
-        return word  # some templates write them as Python does
-    try:
-        kind = _kind(json.loads(bare, parse_constant=_refuse))
-    except (ValueError, RecursionError):
-        return _string(text)
-    fits = not types or kind in types or (kind == "integer" and "number" in types) or "string" not in types
-    return bare if fits and kind != "string" else _string(text)  # a string's quotes are its own
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)  # NaN is no JSON
-
-
-def _types(schema: Any, root: Mapping[str, Any], met: frozenset[str] = frozenset()) -> frozenset[str]:
-    """The types that a schema allows, references resolved in `root`; empty when it does not say."""
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset({named})
-    if isinstance(named, list | tuple):
-        return frozenset(map(str, named))
-    if "const" in schema:
-        return frozenset({_kind(schema["const"])})
-    if isinstance(schema.get("enum"), list | tuple):
-        return frozenset(map(_kind, schema["enum"]))
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference not in met:
-        found = _types(_referred(reference, root), root, met | {reference})
-        if found:
-            return found
-    for several in (schema.get("anyOf"), schema.get("oneOf")):
-        if isinstance(several, list | tuple):
-            each = [_types(one, root, met) for one in several]
-            return frozenset().union(*each) if all(each) else frozenset()
-    every = schema.get("allOf")
-    said = [_types(one, root, met) for one in every] if isinstance(every, list | tuple) else []
-    # A number may be an integer.
-    wide = [one | {"integer"} if "number" in one else one for one in said if one]
-    return frozenset.intersection(*wide) if wide else frozenset()
-
-
-def _referred(reference: str, root: Any) -> Any:
-    """What a JSON pointer of a schema to itself points at (RFC 6901); None: nothing."""
-    if reference[:1] != "#":
-        return None
-    for step in unquote(reference[1:]).split("/")[1:]:
-        root = root.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(root, Mapping) else None
-    return root
-
-
-def _kind(value: Any) -> str:
-    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array"}
-    return kinds.get(type(value), "object")
 
 
 JSON: Final = Body(_json)

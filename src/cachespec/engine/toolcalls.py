@@ -15,7 +15,8 @@ from typing import Final, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
 from cachespec.engine.text import overlap
-from cachespec.engine.toolbodies import ARGS, JSON, KEYED, NAMED, SPACE, Body, Call, Reading, Schemas, Source
+from cachespec.engine.toolbodies import ARGS, JSON, KEYED, NAMED, Body, Call, Reading, Schemas, Source
+from cachespec.engine.toolvalues import SPACE
 from cachespec.events import TextDelta, ToolCallDelta
 from cachespec.messages import Tool
 
