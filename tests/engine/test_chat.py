@@ -323,6 +323,13 @@ def test_what_surrounds_an_answer_is_no_part_of_its_calls() -> None:
     assert written_by(calls, shows="").tools is None  # no tool is shown
 
 
+def test_answers_that_begin_alike_are_told_apart() -> None:
+    calls = EACH + f"<tool_call>\n{JSON_CALL}\n</tool_call>{{% endfor %}}<|eom|>"
+    assert written_by(calls, answers="<think>\n\n</think>\n\n{{ m.content }}<|eom|>").tools == HERMES
+    calls = "[TOOL_CALLS] [" + EACH + JSON_CALL + "{% endfor %}]</s>"
+    assert written_by(calls, answers="[x]{{ m.content }}</s>").tools == ToolFormat("[TOOL_CALLS]")
+
+
 def test_tools_that_need_a_system_message_are_found() -> None:
     template = TOOLS + "{{ '' if messages[0].role == 'system' else raise_exception('system first') }}"
     assert ChatTemplate(info(template=template)).tools == HERMES

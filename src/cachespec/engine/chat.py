@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from cachespec.engine.runtimes.base import ModelInfo, Runtime
+from cachespec.engine.text import overlap
 from cachespec.engine.toolcalls import FORMATS, ToolFormat
 from cachespec.errors import ConfigError, InputError, MissingDependencyError
 from cachespec.messages import (
@@ -132,7 +133,7 @@ class ChatTemplate:
             for form in FORMATS:
                 # Control tokens are no text of an answer, except those that the format is made of.
                 plain, called = (self._controls.left_out(text, form.markers) for text in texts)
-                if form.reads(_between(plain, called), call, (_PROBE,)):
+                if form.reads(_between(plain, called, form.open), call, (_PROBE,)):
                     return form
             return None
         return None
@@ -227,9 +228,12 @@ def _text_part(text: str) -> TextPart:
     return TextPart(text=text)
 
 
-def _between(plain: str, other: str) -> str:
-    """What stands in `other` where `plain` has its answer."""
+def _between(plain: str, other: str, opening: str) -> str:
+    """What stands in `other` where `plain` has its answer. Both answers may begin alike: an `opening` is not cut apart."""
     start = _common(plain, other)
+    begun = overlap(other[:start], opening)
+    if other.startswith(opening, start - begun):
+        start -= begun
     return other[start : len(other) - _common(plain[:start:-1], other[:start:-1])]
 
 
