@@ -205,6 +205,8 @@ async def test_a_tool_whose_schema_cannot_be_followed_is_refused(started: Callab
     (reason,) = backend.check(ask(tools=(tool,), tool_choice=ToolChoice(mode="required")))
     assert reason.code == "unsupported_parameter"
     assert "const 36893488147419103232" in reason.detail
+    assert "tool_choice" in reason.detail
+    assert "response_format" not in reason.detail
     assert backend.check(ask(tools=(tool,))) == []
 
 

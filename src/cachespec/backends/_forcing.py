@@ -37,12 +37,13 @@ class Forcing:
         if wanted == "tool_choice":
             if form is not None and form.kind != "text":
                 raise InputError("an answer cannot both be a call and have a form of its own", field="response_format")
-            return self._compile("lark", self._call(request))
+            return self._compile("lark", self._call(request), wanted)
         if wanted is None or form is None:
             return None
         if request.tools and (request.tool_choice is None or request.tool_choice.mode != "none"):
             raise InputError("an answer that must have a form leaves no way to call tools", field="response_format")
-        return self._compile("json" if form.kind == "json" else "schema", json.dumps(form.schema, sort_keys=False))
+        source = json.dumps(form.schema, sort_keys=False)
+        return self._compile("json" if form.kind == "json" else "schema", source, wanted)
 
     def _call(self, request: Request) -> str:
         """One call, in Hermes' form: a tool's name, and arguments by its schema."""
@@ -50,13 +51,13 @@ class Forcing:
             raise InputError("the calls of this model cannot be forced", field="tool_choice")
         choice = request.tool_choice
         tools = [t for t in request.tools if choice is None or choice.mode != "tool" or t.name == choice.name]
-        return f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {schema_text(_calls(tools))}'
+        return f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {schema_text(_calls(tools), "tool_choice")}'
 
-    def _compile(self, kind: Any, source: str) -> Grammar:
+    def _compile(self, kind: Any, source: str, field: str) -> Grammar:
         key = f"{kind} {source}"
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = self._vocabulary.compile(kind, source)
+            found = self._made[key] = self._vocabulary.compile(kind, source, field=field)
             if len(self._made) > _REMEMBERED:
                 self._made.popitem(last=False)
         return found

@@ -60,83 +60,84 @@ class Vocabulary:
         wrapper = self._lib.TokenizerWrapper(_Tokens(runtime, self.ends[0]))
         self._tokenizer = self._lib.LLTokenizer(wrapper, n_vocab=self.size, eos_token=self.ends)
 
-    def compile(self, kind: Kind, source: str | Mapping[str, Any] | None = None) -> Grammar:
+    def compile(self, kind: Kind, source: str | Mapping[str, Any] | None = None, *, field: str = "response_format") -> Grammar:
         """A grammar: ``json`` (any object), ``schema`` (a JSON schema), ``regex`` or ``lark`` (its text). A regular
         expression is matched whole, its ``\\d`` and ``\\w`` being those of ASCII, as in JavaScript and JSON schemas.
 
-        Raises InputError: not valid, or something in it is not supported.
+        Raises InputError for `field`, which asks for it: not valid, or something in it is not supported.
         """
         try:
-            text = self._text(kind, source)
+            text = self._text(kind, source, field)
             wrong, messages = self._lib.LLMatcher.validate_grammar_with_warnings(text, self._tokenizer)
         except InputError:
             raise
         except (ValueError, TypeError, RecursionError) as error:
             name = "JSON schema" if kind == "schema" else f"{kind} grammar"
-            raise InputError(f"not a {name}: {error}", field="response_format") from error
+            raise InputError(f"not a {name}: {error}", field=field) from error
         if wrong:
-            raise InputError(f"not a grammar that can be followed: {'; '.join(messages)}", field="response_format")
+            raise InputError(f"not a grammar that can be followed: {'; '.join(messages)}", field=field)
         grammar = Grammar(lambda: self._lib.LLMatcher(self._tokenizer, text, log_level=0), self, tuple(messages))
         try:
             grammar.start().masks(())  # some errors show only when the first token is asked for
         except GrammarError as error:
-            raise InputError(f"not a grammar that can be followed: {error}", field="response_format") from error
+            raise InputError(f"not a grammar that can be followed: {error}", field=field) from error
         return grammar
 
-    def _text(self, kind: Kind, source: str | Mapping[str, Any] | None) -> str:
+    def _text(self, kind: Kind, source: str | Mapping[str, Any] | None, field: str) -> str:
         """The grammar as the library takes it."""
         matcher = self._lib.LLMatcher
         if kind in ("json", "schema"):
             schema = {"type": "object"} if kind == "json" else source
             return str(
                 matcher.grammar_from_json_schema(
-                    schema_text("null" if schema is None else schema),
+                    schema_text("null" if schema is None else schema, field),
                     overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE, "lenient": False},
                 )
             )
         if not isinstance(source, str):
-            raise InputError(f"a {kind} grammar is a text", field="response_format")
+            raise InputError(f"a {kind} grammar is a text", field=field)
         lark = f"start: /{self._lib.regex_to_lark(source, 'dw')}/" if kind == "regex" else source
         return str(matcher.grammar_from_lark(lark))
 
 
-def schema_text(schema: str | Mapping[str, Any]) -> str:
+def schema_text(schema: str | Mapping[str, Any], field: str = "response_format") -> str:
     """A JSON schema as the library takes it; for a `lark` grammar, what follows its ``%json``.
 
     The library computes with doubles and 64-bit integers. It does not say so: a constant beyond them becomes another, some
     end the process. And it lets a key come twice, which then counts as two.
 
-    Raises InputError for what it would not keep; ValueError, TypeError, RecursionError for what is no JSON.
+    Raises InputError, for this field of a request, for what it would not keep; ValueError, TypeError, RecursionError for what
+    is no JSON.
     """
     text = schema if isinstance(schema, str) else json.dumps(schema)
-    _check(json.loads(text))
+    _check(json.loads(text), field)
     return text
 
 
-def _check(schema: Any) -> None:
+def _check(schema: Any, field: str) -> None:
     if isinstance(schema, list):
         for item in schema:
-            _check(item)
+            _check(item, field)
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, dict):
-            _check(list(value.values()))
+            _check(list(value.values()), field)
         elif key in ("const", "enum", "multipleOf"):
             for number in _numbers(value):
                 if abs(number) > _EXACT:
-                    raise _cannot(key, number, "only numbers up to 2**53 are exact")
+                    raise _cannot(field, key, number, "only numbers up to 2**53 are exact")
         elif key in _UPPER + _LOWER and _is_number(value):
             kept = min(max(value, _LEAST), _MOST)
             kept = min(int(float(kept)), _MOST) if isinstance(value, int) else value
             if kept <= -_MOST or (kept > value if key in _UPPER else kept < value):
-                raise _cannot(key, value, "a 64-bit integer or a double is not that")
+                raise _cannot(field, key, value, "a 64-bit integer or a double is not that")
         elif key == "minProperties" and _is_number(value):
             required = schema.get("required")
             if value > 1 + (len(set(map(str, required))) if isinstance(required, list) else 0):
-                raise _cannot(key, value, "a key may come twice, unless it is required")
+                raise _cannot(field, key, value, "a key may come twice, unless it is required")
         elif key not in _NOTES:
-            _check(value)
+            _check(value, field)
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
@@ -152,9 +153,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cannot(key: str, value: float, why: str) -> InputError:
+def _cannot(field: str, key: str, value: float, why: str) -> InputError:
     shown = f"{value!r:.40}"
-    return InputError(f"not a grammar that can be followed: {key} {shown}: {why}", field="response_format")
+    return InputError(f"not a grammar that can be followed: {key} {shown}: {why}", field=field)
 
 
 class GrammarError(ArithmeticError):
