@@ -323,7 +323,11 @@ def test_what_surrounds_an_answer_is_no_part_of_its_calls() -> None:
     assert written_by(calls, shows="").tools is None  # no tool is shown
 
 
-def test_answers_that_begin_alike_are_told_apart() -> None:
+def test_answers_that_begin_or_end_alike_are_told_apart() -> None:
+    pair = f"{PAIRS}<arg_key>{{{{ k }}}}</arg_key><arg_value>{VALUE}</arg_value>{{% endfor %}}"
+    calls = EACH + f"<answer><tool_call>{{{{ f.name }}}}{pair}</tool_call>{{% endfor %}}"
+    form = ToolFormat("<tool_call>", "</tool_call>", KEYED)
+    assert written_by(calls, answers="<answer>{{ m.content }}</call><|im_end|>\n").tools == form
     calls = EACH + f"<tool_call>\n{JSON_CALL}\n</tool_call>{{% endfor %}}<|eom|>"
     assert written_by(calls, answers="<think>\n\n</think>\n\n{{ m.content }}<|eom|>").tools == HERMES
     calls = "[TOOL_CALLS] [" + EACH + JSON_CALL + "{% endfor %}]</s>"

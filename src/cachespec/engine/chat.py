@@ -133,7 +133,7 @@ class ChatTemplate:
             for form in FORMATS:
                 # Control tokens are no text of an answer, except those that the format is made of.
                 plain, called = (self._controls.left_out(text, form.markers) for text in texts)
-                if form.reads(_between(plain, called, form.open), call, (_PROBE,)):
+                if form.reads(_between(plain, called, form), call, (_PROBE,)):
                     return form
             return None
         return None
@@ -228,13 +228,15 @@ def _text_part(text: str) -> TextPart:
     return TextPart(text=text)
 
 
-def _between(plain: str, other: str, opening: str) -> str:
-    """What stands in `other` where `plain` has its answer. Both answers may begin alike: an `opening` is not cut apart."""
+def _between(plain: str, other: str, form: ToolFormat) -> str:
+    """What stands in `other` where `plain` has its answer. Answers may begin or end alike: the format's tags stay whole."""
     start = _common(plain, other)
-    begun = overlap(other[:start], opening)
-    if other.startswith(opening, start - begun):
+    end = len(other) - _common(plain[:start:-1], other[:start:-1])
+    begun = overlap(other[:start], form.open)
+    if other.startswith(form.open, start - begun):
         start -= begun
-    return other[start : len(other) - _common(plain[:start:-1], other[:start:-1])]
+    end += next((more for more in range(1, len(form.close)) if other[: end + more].endswith(form.close)), 0)
+    return other[start:end]
 
 
 def _common(one: str, other: str) -> int:
