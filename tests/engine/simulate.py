@@ -120,9 +120,12 @@ def play(
     draft_s: float = 0.0,
     prompt: int = 0,
     read_s: float = 0.0,
+    answers: Sequence[int] = (),
+    limit: int | None = None,
 ) -> Played:
     """Decode answers one after another, each by `batch` streams of their own at once, until the first of them is done.
 
+    `answers` are their lengths, where they are not all `tokens`; `limit` is what they are allowed, where it is more.
     `believed` is what the calibration said, where it differs from the truth.
     """
     rng = random.Random(seed)
@@ -132,16 +135,17 @@ def play(
     good: list[bool] = []
     drafter = PaperDrafter(good, says, clock=clock, draft_s=draft_s, prompt=prompt, read_s=read_s)
     control = SpeculationControl(policy, drafter, costs=CostModel(believed or costs), max_tokens=64 * batch, clock=clock)
-    at, each = 0, tokens + 64
-    for _ in range(requests):
+    at = 0
+    for length in answers or [tokens] * requests:
+        each, most = length + 64, limit or length
         good[:] = [rng.random() < acceptance(at + i) for _ in range(batch) for i in range(each)]
-        tracks = [control.open([0], sampling=GREEDY, namespace=None, output=tokens) for _ in range(batch)]
+        tracks = [control.open([0], sampling=GREEDY, namespace=None, output=most) for _ in range(batch)]
         for i, track in enumerate(tracks):
             track.inner[0] = i * each
         done = [0] * batch
-        while max(done) < tokens:
+        while max(done) < length:
             before = clock.now
-            plans = control.plan(tracks, [tokens - n for n in done])
+            plans = control.plan(tracks, [most - n for n in done])
             drafts = [plan.draft.tokens for plan in plans]
             accepted = [next((i for i, token in enumerate(draft) if not token), len(draft)) for draft in drafts]
             took = costs.seconds(batch, batch + sum(map(len, drafts))) * (1 + noise * rng.uniform(-1, 1))
@@ -154,6 +158,6 @@ def play(
             control.close(track, learn=True)
         drafter.forget()
         plain += sum(done) / batch * costs.seconds(batch, batch)
-        at += tokens
+        at += length
     stats = control.stats()
     return Played(total, plain, lengths, stats.probe_s, stats.reasons)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.markov import MarkovRuntime, random_logits
-from tests.engine.simulate import FLAT, GREEDY, STEEP, Clock, PaperDrafter, play, table
+from tests.engine.simulate import FLAT, GREEDY, STEEP, UNEVEN, Clock, PaperDrafter, play, table
 
-from cachespec.engine.accounts import Outcome
+from cachespec.engine.accounts import Account, Accounts, AnswerLengths, Outcome, Plan
 from cachespec.engine.control import ANCHOR_EVERY, SpeculationControl
 from cachespec.engine.costs import ANCHORS, CalibrationStore, CostModel, cache_folder, calibrate
 from cachespec.engine.drafters.base import Draft
@@ -343,19 +343,23 @@ def test_what_is_read_is_paid_for_by_the_tokens_that_follow_and_by_the_probes_bu
     clock, costs = Clock(), table(FLAT)
     drafter = PaperDrafter([False] * 500, lambda at: 0.9, clock=clock, draft_s=0.002, prompt=100, read_s=1e-3)
     control = SpeculationControl(Goodput(max_length=1), drafter, costs=CostModel(costs), max_tokens=64, clock=clock)
-    track = control.open([0], sampling=GREEDY, namespace=None, output=101)
-    (plan,) = control.plan([track], [100])
+    seen = control.open([0], sampling=GREEDY, namespace=None, output=200)
+    control.accept(seen, [1] * 101)
+    control.close(seen, learn=True)
+    track = control.open([0], sampling=GREEDY, namespace=None, output=200)
+    (plan,) = control.plan([track], [200])
     assert (plan.choice.reason, plan.choice.length) == ("gain", 1)
     took = 0.1 + 0.002  # what a token takes is not known yet, and taken for what one takes to be read
     assert plan.reading_s == pytest.approx(took * 100 / 101)
+    assert track.left == 101
     before = track.credit
     assert before is not None
     control.settle([track], [plan], [Outcome(0, [1])], costs.seconds(1, 2))
     assert track.credit is not None
     spent = before - track.credit
-    assert spent == pytest.approx(costs.seconds(1, 2) - 1.01 * costs.seconds(1, 1) + plan.reading_s / 100, abs=2e-4)
-    assert track.owed == pytest.approx(plan.reading_s * 0.99)
-    for left in range(99, 0, -1):
+    assert spent == pytest.approx(costs.seconds(1, 2) - 1.01 * costs.seconds(1, 1) + plan.reading_s / 101, abs=2e-4)
+    assert track.owed == pytest.approx(plan.reading_s * 100 / 101)
+    for left in range(101, 0, -1):
         control.settle([track], [replace(plan, draft=Draft(source=""), reading_s=0.0)], [Outcome(0, [1])], 0.02)
         track.left = left - 1
     assert track.owed == pytest.approx(0.0, abs=1e-9)
@@ -367,6 +371,77 @@ def test_what_is_read_is_paid_for_by_the_tokens_that_follow_and_by_the_probes_bu
     control.settle([other], [replace(plan, choice=probe, draft=Draft(source=""))], [Outcome(0, [1])], 0.02)
     assert (other.owed, other.credit) == (owed, before)
     assert control.stats().probe_s == plan.reading_s
+
+
+@pytest.mark.parametrize("acceptance", [0.6, 0.9])
+@pytest.mark.parametrize(
+    ("answers", "prompt"),
+    [([20] * 60, 2000), ([50] * 40, 6000), ([10, 35, 60, 85, 100, 20] * 10, 2000)],
+    ids=lambda v: str(v)[:12],
+)
+def test_what_is_read_is_shared_by_as_many_tokens_as_answers_have_and_not_by_their_limit(
+    answers: list[int], prompt: int, acceptance: float
+) -> None:
+    """Reading takes as long as 24 plain steps, or 73."""
+    reading: dict[str, Any] = {"draft_s": 0.005, "prompt": prompt, "read_s": 5e-4}
+    short = play(Goodput(), table(UNEVEN), lambda at: acceptance, answers=answers, limit=4096, **reading)
+    assert short.plain / short.seconds > 0.98
+
+
+def test_behind_long_prompts_it_begins_late_where_only_short_answers_were_seen_but_it_does() -> None:
+    reading: dict[str, Any] = {"draft_s": 0.005, "prompt": 2000, "read_s": 5e-4}
+    long = play(Goodput(), table(UNEVEN), lambda at: 0.9, answers=[20] * 10 + [1500] * 3, limit=4096, **reading)
+    assert sum(long.lengths[:200]) == 0
+    assert long.plain / long.seconds > 1.6
+
+
+def test_answers_that_suddenly_are_short_do_not_lose_what_is_read_for_them_again_and_again() -> None:
+    reading: dict[str, Any] = {"draft_s": 0.005, "prompt": 2000, "read_s": 5e-4}
+    answers = [400] * 16 + [20] * 12
+    played = play(Goodput(), table(UNEVEN), lambda at: 0.9, answers=answers, limit=4096, **reading)
+    before = play(Goodput(), table(UNEVEN), lambda at: 0.9, answers=answers[:16], limit=4096, **reading)
+    lost = (played.seconds - before.seconds) - (played.plain - before.plain)
+    assert 0 < lost < 4 * 2000 * 5e-4  # of twelve
+
+
+def test_a_debt_is_what_was_read_and_not_paid_and_who_reads_next_takes_it_over() -> None:
+    accounts = Accounts(CostModel(table(FLAT)))
+    gain = Choice(length=1, reason="gain")
+    plan = Plan(draft=Draft(source="model"), choice=gain, computed="model", reading_s=1.0)
+    first, next_, copying = Account(), Account(), Account()
+    first.emitted = 100
+    accounts.end(first)
+    assert accounts.debt_s == 0  # nothing was read
+    accounts.begin([first, next_, copying], [500, 500, 30])
+    assert [account.left for account in (first, next_, copying)] == [100, 100, 30]
+    accounts.settle([first], [plan], [Outcome(0, [1])])
+    first.emitted += 1
+    assert first.owed == pytest.approx(0.99)
+    accounts.end(first)
+    assert accounts.debt_s == pytest.approx(0.99, abs=0.02)
+    assert accounts.setup_s("model", 100) == accounts.debt_s + accounts.reading_s("model", 100)
+    assert accounts.setup_s("model", 0) == 0
+    debt = accounts.debt_s
+    accounts.settle([copying], [replace(plan, computed=None, reading_s=0.0)], [Outcome(0, [1])])
+    assert accounts.debt_s == pytest.approx(debt - 0.005 * table(FLAT).seconds(1, 1))
+    assert copying.owed == 0
+    accounts.settle([next_], [plan], [Outcome(0, [1])])
+    assert accounts.debt_s == 0
+    assert next_.owed == pytest.approx((1 + debt) * 0.99, rel=1e-3)
+    next_.owed, next_.credit = 0.0, -0.25
+    accounts.end(next_)
+    assert accounts.debt_s == 0.25
+
+
+def test_the_tokens_to_be_expected_are_those_of_recent_answers() -> None:
+    lengths = AnswerLengths()
+    assert [lengths.ahead(n) for n in (0, 1, 50)] == [1, 1, 50]  # nothing is known: as many again
+    for n in (20, 20, 20, 2000):
+        lengths.add(n)
+    assert [lengths.ahead(n) for n in (0, 20, 1990, 2000, 2500)] == [515, 1980, 10, 2000, 2500]
+    for _ in range(16):
+        lengths.add(30)
+    assert [lengths.ahead(n) for n in (0, 29, 30)] == [30, 1, 30]
 
 
 def test_a_forecast_knows_what_a_draft_model_has_to_read() -> None:

@@ -165,13 +165,14 @@ class SpeculationControl:
             _LOG.warning("speculation is off from now on: %s", fault, exc_info=fault.__cause__)
 
     def open(self, prompt: Sequence[int], *, sampling: Sampling, namespace: bytes | None, output: int) -> Track:
-        """Begin a request of which `output` tokens are expected."""
+        """Begin a request that asks for `output` tokens at most."""
         inner = self._ask(lambda drafter: drafter.open(prompt, sampling=sampling, namespace=namespace))
         estimates = {name: RequestEstimate(estimate) for name, estimate in self._estimates.items()}
         return Track(inner, estimates, output)
 
     def close(self, track: Track, *, learn: bool) -> None:
         """End a request. `learn`: its answer is complete."""
+        self._accounts.end(track)
         self._ask(lambda drafter: drafter.close(track.inner, learn=learn))
 
     def plan(self, tracks: Sequence[Track], remaining: Sequence[int]) -> list[Plan]:
@@ -246,9 +247,10 @@ class SpeculationControl:
             chances=chances,
             acceptance=None if estimate is None else estimate.acceptance,
             remaining=remaining,
+            ahead=track.left,
             output=track.output,
             draft_s=self._accounts.drafting_s(hint.source) if hint.pending else 0.0,
-            setup_s=self._accounts.reading_s(hint.source, hint.behind) if hint.pending else 0.0,
+            setup_s=self._accounts.setup_s(hint.source, hint.behind) if hint.pending else 0.0,
             scored=not hint.pending,
             previous=track.previous,
             credit_s=0.0 if track.credit is None else track.credit,
@@ -327,6 +329,7 @@ class SpeculationControl:
         self._tell(track, tokens)
 
     def _tell(self, track: Track, tokens: Sequence[int]) -> None:
+        track.emitted += len(tokens)
         self._ask(lambda drafter: drafter.accept(track.inner, tokens))
 
     def stop(self) -> None:

@@ -107,9 +107,11 @@ class Candidate:
         acceptance: accepted / (accepted + rejected), of this request as far as it is known, else of the drafter; None: not
             known at all.
         remaining: tokens that the answer may still have.
-        output: tokens expected of the whole answer, or else its limit.
+        ahead: tokens that are expected of it from here on, by the lengths of answers before; inf: as many as it may have.
+        output: tokens that are asked for at most, or expected where nothing is decoded yet.
         draft_s: seconds that each drafted token costs before the call; 0 for one that is there already.
-        setup_s: seconds until the first can be drafted, once for the answer: a draft model reads the prompt first.
+        setup_s: seconds until the first can be drafted, once for the answer: a draft model reads the prompt first. With what
+            it read before answers that were too short to pay for it.
         scored: what is not drafted is compared with the tokens that come all the same, so probing teaches nothing.
         previous: the length chosen at the step before.
         credit_s: seconds that speculation may still lose on this request.
@@ -119,6 +121,7 @@ class Candidate:
     chances: tuple[float, ...]
     remaining: int
     output: int
+    ahead: float = float("inf")
     acceptance: float | None = None
     draft_s: float = 0.0
     setup_s: float = 0.0

@@ -21,7 +21,7 @@ _SURE = 1.5
 _DOUBT = 0.15
 """No draft is taken to fail less often than this, when its risk is weighed."""
 _READING = 0.5
-"""Share of the time that is left for an answer from which reading, before anything is drafted, could hardly ever pay."""
+"""Share of the time that an answer is expected to take yet from which reading, before any draft, could hardly ever pay."""
 
 
 _NO_GAIN = Choice(length=0, reason="no_gain", gain=1.0)
@@ -134,7 +134,7 @@ class Goodput:
             if not candidate.scored
             and barred[i] in (None, "low_acceptance")
             and longest(candidate, self.max_length)
-            and candidate.setup_s <= _READING * candidate.remaining * plain
+            and candidate.setup_s <= _READING * _coming(candidate) * plain
         ]
         price, cheapest = min(prices, default=(inf, None))
         return cheapest if costs.seconds(batch, batch + 1) - plain + price <= step.probe_s else None
@@ -173,11 +173,16 @@ def _allocate(step: Step, allowed: Sequence[int], costs: CostTable) -> tuple[lis
     return lengths, best / plain
 
 
+def _coming(candidate: Candidate) -> float:
+    """Tokens that may be counted on."""
+    return max(1.0, min(candidate.remaining, candidate.ahead))
+
+
 def _share(candidate: Candidate, length: int) -> float:
-    """The part of what it takes to begin drafting that a step with a draft bears: as much as it emits of what remains."""
+    """The part of what it takes to begin drafting that a step with a draft bears: as much as it emits of what is to come."""
     if not candidate.setup_s:
         return 0.0
-    return candidate.setup_s * min(1.0, expected_tokens(candidate.chances[:length]) / max(1, candidate.remaining))
+    return candidate.setup_s * min(1.0, expected_tokens(candidate.chances[:length]) / _coming(candidate))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
