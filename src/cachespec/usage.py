@@ -144,7 +144,6 @@ class Usage:
         return told if not self.apart else {**told, "apart": dict(self.apart)}
 
 
-@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     """A request that a vendor made for one of ours, and the model that it went to (None: the one that answered)."""

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from tests.client.caching_support import Recording, Vendor, text
-from tests.wire.cache_rules import CacheRules
-from tests.wire.server import WireServer
 
 from cachespec.backends._decode_messages import MessagesDecoder
 from cachespec.backends._decode_responses import ResponsesDecoder
 from cachespec.errors import BudgetExceededError
 from cachespec.events import CacheDiagnosed, Event
-from cachespec.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 SYSTEM = text(3000, "manual ")
 MODELS = ["claude-sonnet-5", "gpt-5.6-sol"]
-
-
-@pytest.fixture
-def vendor(wire_server: WireServer) -> Iterator[Vendor]:
-    clock = FakeClock()
-    rules = CacheRules(lambda: clock.now)
-    wire_server.counts = rules
-    yield Vendor(wire_server, rules, clock)
-    wire_server.counts = None
 
 
 @pytest.mark.parametrize("model", MODELS)

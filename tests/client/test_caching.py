@@ -3,15 +3,12 @@ of what other systems got wrong; each is one fault here, and its kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from tests.client.caching_support import PRICES, Recording, Vendor, marks_of, text
-from tests.wire.cache_rules import CacheRules
-from tests.wire.server import WireServer
 
 from cachespec.caching import CacheAsk, CachePlan, Choice
 from cachespec.client import Client
@@ -20,21 +17,11 @@ from cachespec.errors import ConfigError, RequestRejectedError
 from cachespec.ledger.memory import MemoryLedger
 from cachespec.ledger.sqlite import SqliteLedger
 from cachespec.telemetry import MarksIgnored
-from cachespec.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 CLAUDE, GPT, OLD = "claude-sonnet-5", "gpt-5.6-sol", "gpt-5.4"
 SYSTEM = text(1500, "manual ")
 TOOL = {"name": "look", "description": "Looks things up.", "input_schema": {"type": "object", "properties": {}}}
-
-
-@pytest.fixture
-def vendor(wire_server: WireServer) -> Iterator[Vendor]:
-    clock = FakeClock()
-    rules = CacheRules(lambda: clock.now)
-    wire_server.counts = rules
-    yield Vendor(wire_server, rules, clock)
-    wire_server.counts = None
 
 
 def user(*content: Any) -> dict[str, Any]:

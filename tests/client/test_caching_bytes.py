@@ -6,17 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.client.caching_support import PRICES, Recording, Vendor, marks_of, prefix_bytes, text
-from tests.wire.cache_rules import CacheRules
-from tests.wire.server import WireServer
 
 from cachespec.client import Client
 from cachespec.request import build_request
-from cachespec.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 CLAUDE, GPT, OLD = "claude-sonnet-5", "gpt-5.6-sol", "gpt-5.4"
@@ -24,15 +20,6 @@ SYSTEM = text(1500, "manual ")
 TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {"z": {}, "a": {}}}}
 CALL = {"type": "tool_use", "id": "c1", "name": "look", "input": {"z": 1, "a": [True, None]}}
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "found"}
-
-
-@pytest.fixture
-def vendor(wire_server: WireServer) -> Iterator[Vendor]:
-    clock = FakeClock()
-    rules = CacheRules(lambda: clock.now)
-    wire_server.counts = rules
-    yield Vendor(wire_server, rules, clock)
-    wire_server.counts = None
 
 
 def user(*content: Any) -> dict[str, Any]:

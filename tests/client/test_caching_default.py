@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.client.caching_support import Vendor, marks_of, text
-from tests.wire.cache_rules import CacheRules
-from tests.wire.server import WireServer
-
-from cachespec.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 CLAUDE, GPT = "claude-sonnet-5", "gpt-5.6-sol"
 SYSTEM = text(1500, "manual ")
-
-
-@pytest.fixture
-def vendor(wire_server: WireServer) -> Iterator[Vendor]:
-    clock = FakeClock()
-    rules = CacheRules(lambda: clock.now)
-    wire_server.counts = rules
-    yield Vendor(wire_server, rules, clock)
-    wire_server.counts = None
 
 
 def spent(vendor: Vendor, *, skip: int = 0) -> float:

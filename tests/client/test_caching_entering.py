@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.client.caching_support import Vendor, text
-from tests.wire.cache_rules import CacheRules
-from tests.wire.server import WireServer
 
 from cachespec.events import Completion
-from cachespec.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 
@@ -19,15 +15,6 @@ TOOL = {"name": "look", "description": text(3000), "input_schema": {"type": "obj
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 UPLOADED = {"type": "image", "source": {"type": "file", "file_id": "f1"}}
 OPENAI = [("gpt-5.6-terra", "responses"), ("gpt-5.6-terra", "chat"), ("gpt-5", "responses"), ("gpt-5", "chat")]
-
-
-@pytest.fixture
-def vendor(wire_server: WireServer) -> Iterator[Vendor]:
-    clock = FakeClock()
-    rules = CacheRules(now=clock.time)
-    wire_server.counts = rules
-    yield Vendor(wire_server, rules, clock)
-    wire_server.counts = None
 
 
 def turns(count: int) -> list[dict[str, Any]]:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.client.caching_support import Recording, Vendor, text
-from tests.wire.cache_rules import CacheRules
-from tests.wire.server import WireServer
 
 from cachespec.caching import CacheAsk, CachePlan, Choice
-from cachespec.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 TOOLS: list[Any] = [
@@ -56,15 +52,6 @@ def turn(rng: random.Random, number: int, dialect: str | None) -> list[dict[str,
         parts[0]["prompt_cache_breakpoint"] = {"mode": "explicit"}
     said = {"role": "assistant", "content": rng.choice(["Well.", text(60, f"a{number} ")])}
     return [said, {"role": "user", "content": parts}]
-
-
-@pytest.fixture
-def vendor(wire_server: WireServer) -> Iterator[Vendor]:
-    clock = FakeClock()
-    rules = CacheRules(lambda: clock.now)
-    wire_server.counts = rules
-    yield Vendor(wire_server, rules, clock)
-    wire_server.counts = None
 
 
 @pytest.mark.parametrize("seed", [1, 2])

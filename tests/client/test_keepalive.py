@@ -11,8 +11,6 @@ from typing import Any
 import anyio
 import pytest
 from tests.client.caching_support import Recording, Vendor, marks_of, text
-from tests.wire.cache_rules import CacheRules
-from tests.wire.server import WireServer
 
 from cachespec.caching import Held, KeepAlive
 from cachespec.client import Client
@@ -41,15 +39,6 @@ class Keeping(Recording):
         if held.pings >= self.most:
             return None
         return KeepAlive(at=held.warm.expires_at - 10, index=held.index, ttl=held.warm.ttl)
-
-
-@pytest.fixture
-def vendor(wire_server: WireServer) -> Iterator[Vendor]:
-    clock = FakeClock()
-    rules = CacheRules(lambda: clock.now)
-    wire_server.counts = rules
-    yield Vendor(wire_server, rules, clock)
-    wire_server.counts = None
 
 
 async def pass_time(client: Client, clock: FakeClock, seconds: float) -> None:

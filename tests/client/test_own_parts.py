@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.client.caching_support import Vendor, marks_of, text
-from tests.wire.cache_rules import CacheRules
-from tests.wire.server import WireServer
-
-from cachespec.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 TOOL = {"name": "look", "description": "Looks things up.", "input_schema": {"type": "object", "properties": {}}}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": text(1500, "found ")}}
 FILE = {"type": "input_file", "filename": "x.txt", "file_data": f"data:text/plain,{text(1500)}"}
-
-
-@pytest.fixture
-def vendor(wire_server: WireServer) -> Iterator[Vendor]:
-    clock = FakeClock()
-    rules = CacheRules(lambda: clock.now)
-    wire_server.counts = rules
-    yield Vendor(wire_server, rules, clock)
-    wire_server.counts = None
 
 
 def conversation(api: str) -> list[dict[str, Any]]:
